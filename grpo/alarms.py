@@ -1,0 +1,195 @@
+"""Alarms over the step metrics: a run that looks well and is not, or that cannot learn.
+
+An alarm must be worth reading, so each wants evidence over several steps and a margin well outside the noise; the
+price is that a slow trend is reported late. Near the goal (`SOLVED_ENOUGH`) none of the learning alarms applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+History = Sequence[Mapping[str, float]]
+"""The metrics of the steps so far, oldest first."""
+
+NAMES = ("shaping_up_solved_flat", "terms_cancel", "no_signal", "early_stop")
+
+TREND_STEPS = 20
+TREND_STEPS_NEEDED = 8
+RECENT_STEPS = 5
+SOLVED_ENOUGH = 0.9
+"""Above this share solved, groups without signal and flat curves are the sign of success."""
+RISE_NEEDED = 0.1
+"""A term that pays rises if its mean improves by this much over the window (terms lie between 0 and 1) …"""
+RISE_ERRORS = 5.0
+"""… and by this many standard errors: the curve is looked at after every step, so 2 would often be chance."""
+FLAT_SHARE = 0.25
+"""Solved is flat if its rise plus one standard error is less than this share of the term's rise."""
+HIGH_SHARE = 0.5
+CANCELLED = 0.01
+"""The total varies by less than this share of its largest part: the parts cancel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trend:
+    """A least-squares line through the last values."""
+
+    rise: float
+    """From the first to the last step of the window."""
+    error: float
+    """Standard error of `rise`, from the scatter around the line."""
+    steps: int
+
+    @property
+    def slope(self) -> float:
+        return self.rise / (self.steps - 1)
+
+
+def alarms(history: History, weights: Mapping[str, float], *, group_size: int, max_turns: int) -> tuple[Alarm, ...]:
+    """The alarms to raise after the last step of `history`; `weights` are those of the reward terms.
+
+    An alarm is not judged while the metrics it needs are missing from its window.
+    """
+    found = (
+        _shaping_up_solved_flat(history, weights),
+        _terms_cancel(history, weights),
+        _no_signal(history, group_size),
+        _early_stop(history, max_turns),
+    )
+    return tuple(alarm for alarm in found if alarm is not None)
+
+
+def alarm_metrics(raised: Sequence[Alarm]) -> dict[str, float]:
+    """`alarm/<name>` for every alarm there is: 1.0 if raised, else 0.0."""
+    names = {alarm.name for alarm in raised}
+    return {f"alarm/{name}": float(name in names) for name in NAMES}
+
+
+def first_step_note(loss: float, grad_norm: float) -> str:
+    """The log line that explains the loss of the first step."""
+    if grad_norm == 0:
+        return (
+            f"first step: loss {loss:.4f} and gradient norm 0: no group has a difference between its rollouts, "
+            "so nothing was learned"
+        )
+    return (
+        f"first step: loss {loss:.4f} is as it should be: the policy is still the one that sampled (ratio 1) and "
+        f"advantages are centred in each group, so the value cancels but its gradient does not (norm {grad_norm:.4g})"
+    )
+
+
+def no_signal_share(solve_rate: float, group_size: int) -> float:
+    """Chance that all members of a group are solved or none is, if each is solved with `solve_rate`."""
+    return (1 - solve_rate) ** group_size + solve_rate**group_size
+
+
+def _shaping_up_solved_flat(history: History, weights: Mapping[str, float]) -> Alarm | None:
+    solved = _series(history, "rollout/solved", TREND_STEPS, TREND_STEPS_NEEDED)
+    if solved is None or _mean(solved) >= SOLVED_ENOUGH:
+        return None
+    solved_trend = _trend(solved)
+    rising: list[str] = []
+    # The task term needs no exception: it cannot rise while solved is flat.
+    for name, weight in weights.items():
+        values = _series(history, f"reward/{name}/mean", TREND_STEPS, TREND_STEPS_NEEDED)
+        if values is None or weight == 0:
+            continue
+        better_is = math.copysign(1.0, weight)
+        trend = _trend([better_is * value for value in values])
+        rises = trend.rise >= RISE_NEEDED and trend.rise > RISE_ERRORS * trend.error
+        if rises and solved_trend.rise + solved_trend.error < FLAT_SHARE * trend.rise:
+            rising.append(f"{name} ({trend.slope:+.4f} a step)")
+    if not rising:
+        return None
+    return Alarm(
+        name="shaping_up_solved_flat",
+        message=f"{', '.join(rising)} improves while rollout/solved is flat ({solved_trend.slope:+.4f} a step) over the "
+        f"last {solved_trend.steps} steps: the policy may be learning the reward and not the task. Look at "
+        "rollouts.jsonl; gate the term on the task, or lower its weight",
+    )
+
+
+def _terms_cancel(history: History, weights: Mapping[str, float]) -> Alarm | None:
+    now = history[-1] if history else {}
+    stds = {name: now[f"reward/{name}/std"] for name in weights if f"reward/{name}/std" in now}
+    varying = sorted(
+        ((abs(weights[name]) * std, name) for name, std in stds.items() if weights[name] != 0 and std > 0), reverse=True
+    )
+    if len(varying) < 2 or "reward/total/std" not in now:
+        return None
+    largest = varying[0][0]
+    # A part larger than all others together cannot be cancelled by them: then it was gated away.
+    could_cancel = largest <= (1 + CANCELLED) * sum(std for std, _ in varying[1:])
+    if not could_cancel or now["reward/total/std"] > CANCELLED * largest:
+        return None
+    (_, first), (_, second) = varying[:2]
+    return Alarm(
+        name="terms_cancel",
+        message=f"{first} (std {stds[first]:.3g}, weight {weights[first]:g}) and {second} (std {stds[second]:.3g}, "
+        f"weight {weights[second]:g}) cancel: the total does not vary (std {now['reward/total/std']:.3g}), so nothing "
+        "is learned. Change the weight of one of them",
+    )
+
+
+def _no_signal(history: History, group_size: int) -> Alarm | None:
+    dead = _series(history, "group/zero_gradient", RECENT_STEPS, RECENT_STEPS)
+    solved = _series(history, "rollout/solved", RECENT_STEPS, RECENT_STEPS)
+    if dead is None or solved is None or _mean(dead) < HIGH_SHARE or _mean(solved) >= SOLVED_ENOUGH:
+        return None
+    rate = _mean(solved)
+    sizes = (group_size, 2 * group_size, 4 * group_size)
+    expected = ", ".join(f"{no_signal_share(rate, size):.2f} at {size}" for size in sizes)
+    advice = (
+        "nothing is ever solved: start from easier tasks or a better policy"
+        if rate == 0
+        else f"were all tasks alike, {expected} would be expected: raise algorithm.group_size. If the figure for "
+        f"{group_size} is already far lower, tasks are either too easy or too hard, and their mix matters more"
+    )
+    return Alarm(
+        name="no_signal",
+        message=f"{_mean(dead):.2f} of the groups carried no gradient over the last {RECENT_STEPS} steps "
+        f"(solve rate {rate:.2f}, algorithm.group_size={group_size}); {advice}",
+    )
+
+
+def _early_stop(history: History, max_turns: int) -> Alarm | None:
+    # With one turn, a wrong answer is not an early stop.
+    shares = _series(history, "rollout/early_stop", RECENT_STEPS, RECENT_STEPS)
+    if max_turns == 1 or shares is None or _mean(shares) < HIGH_SHARE:
+        return None
+    return Alarm(
+        name="early_stop",
+        message=f"{_mean(shares):.2f} of the episodes of the last {RECENT_STEPS} steps were ended by the model itself, "
+        "unsolved: check that nothing but solving pays for a short episode (env.max_turns, reward weights)",
+    )
+
+
+def _series(history: History, key: str, at_most: int, at_least: int) -> list[float] | None:
+    """The last `at_most` values of `key`; None if there are fewer than `at_least` steps, or one lacks it."""
+    window = history[-at_most:]
+    if len(window) < at_least or any(key not in metrics for metrics in window):
+        return None
+    return [metrics[key] for metrics in window]
+
+
+def _trend(values: Sequence[float]) -> _Trend:
+    n = len(values)
+    centred_steps = [step - (n - 1) / 2 for step in range(n)]
+    mean = _mean(values)
+    steps_squared = sum(step * step for step in centred_steps)
+    slope = sum(step * (value - mean) for step, value in zip(centred_steps, values, strict=True)) / steps_squared
+    scatter = sum((value - mean - slope * step) ** 2 for step, value in zip(centred_steps, values, strict=True)) / (
+        n - 2
+    )
+    return _Trend(rise=slope * (n - 1), error=math.sqrt(scatter / steps_squared) * (n - 1), steps=n)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

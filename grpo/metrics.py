@@ -1,0 +1,106 @@
+"""Step metrics that follow from the rollouts of a step, their scores and their advantages.
+
+Every `rollout/…` figure is over all rollouts, those that ended in an error included, as unsolved: a crashing env must
+not flatter the model. `reward/…` figures are over those that were compared, since the others have no meaningful score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from grpo.advantage import comparable_totals
+from grpo.types import Rollout, Score, Transcript
+
+_Z_95 = 1.959963984540054
+
+
+def rollout_metrics(
+    rollouts: Sequence[Rollout], scores: Sequence[Score], advantages: Sequence[float]
+) -> dict[str, float]:
+    """`reward/…`, `rollout/…` and `group/…` of one step.
+
+    - reward/total/{mean,std}, reward/<term>/{mean,std}: population spread; a term's are over the rollouts in which it
+      did not abstain, and left out if it always did. reward/<term>/abstained: how many rollouts it abstained in.
+    - rollout/{solved,truncated,errors,early_stop}: shares. Early stop: the model ended the episode itself, unsolved.
+    - rollout/{turns,completion_tokens,invalid_actions}: means per rollout.
+    - group/zero_gradient: share of the tasks whose advantages are all 0. group/distinct_tasks: how many tasks.
+
+    Raises ValueError for no rollouts, and where the three sequences differ in length.
+    """
+    if not rollouts:
+        raise ValueError("a step without rollouts has no metrics; check algorithm.prompts_per_step")
+    transcripts = [rollout.transcript for rollout in rollouts]
+    return (
+        _reward_metrics(transcripts, scores)
+        | _transcript_metrics(transcripts)
+        | _group_metrics([transcript.task.id for transcript in transcripts], advantages)
+    )
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95 % interval for a share (Wilson 1927); unlike mean ± 2 sigma it stays in 0..1 and works at 0 and at n.
+
+    Nothing observed says nothing: n = 0 gives (0, 1). Raises ValueError unless 0 <= successes <= n.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes={successes} must lie between 0 and n={n}")
+    if n == 0:
+        return 0.0, 1.0
+    share, z_squared = successes / n, _Z_95**2
+    centre = (share + z_squared / (2 * n)) / (1 + z_squared / n)
+    half = _Z_95 * math.sqrt(share * (1 - share) / n + z_squared / (4 * n * n)) / (1 + z_squared / n)
+    # At the borders the exact end is 0 or 1, which rounding may miss.
+    return (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+
+
+def _reward_metrics(transcripts: Sequence[Transcript], scores: Sequence[Score]) -> dict[str, float]:
+    totals = comparable_totals(transcripts, scores)
+    metrics = _mean_and_std("reward/total", [total for total in totals if total is not None])
+    judged = [score.terms for transcript, score in zip(transcripts, scores, strict=True) if transcript.stop != "error"]
+    for name in scores[0].terms:
+        values = [terms[name] for terms in judged]
+        stated = [value for value in values if value is not None]
+        metrics |= _mean_and_std(f"reward/{name}", stated)
+        metrics[f"reward/{name}/abstained"] = float(len(values) - len(stated))
+    return metrics
+
+
+def _transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return {
+        "rollout/solved": mean([transcript.solved for transcript in transcripts]),
+        "rollout/turns": mean([len(transcript.turns) for transcript in transcripts]),
+        "rollout/completion_tokens": mean([transcript.completion_tokens for transcript in transcripts]),
+        "rollout/invalid_actions": mean([transcript.invalid_actions for transcript in transcripts]),
+        "rollout/truncated": mean([transcript.truncated for transcript in transcripts]),
+        "rollout/errors": mean([transcript.stop == "error" for transcript in transcripts]),
+        "rollout/early_stop": mean([_stopped_early(transcript) for transcript in transcripts]),
+    }
+
+
+def _stopped_early(transcript: Transcript) -> bool:
+    return transcript.stop == "finished" and not transcript.solved
+
+
+def _group_metrics(task_ids: Sequence[str], advantages: Sequence[float]) -> dict[str, float]:
+    has_signal: defaultdict[str, bool] = defaultdict(bool)
+    for task_id, advantage in zip(task_ids, advantages, strict=True):
+        has_signal[task_id] |= advantage != 0
+    return {
+        "group/zero_gradient": sum(not signal for signal in has_signal.values()) / len(has_signal),
+        "group/distinct_tasks": float(len(has_signal)),
+    }
+
+
+def _mean_and_std(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    mean = math.fsum(values) / len(values)
+    # Equal values have no spread, whatever rounding makes of their mean.
+    equal = min(values) == max(values)
+    spread = 0.0 if equal else math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return {f"{name}/mean": mean, f"{name}/std": spread}
