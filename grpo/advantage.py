@@ -1,8 +1,8 @@
 """Group-relative advantages, and which rollouts take part in the comparison and in the update.
 
-The spread is the sample estimate (divisor n - 1) plus 1e-6, as in TRL and SkyRL, so that both engines give the same
-numbers; a learning rate found with one holds for the other. Groups without a difference are exactly 0, where those
-two can turn rounding dust into small advantages, and a rollout left alone is 0, where SkyRL passes its raw reward.
+The spread is the sample estimate (divisor n - 1) plus 1e-6, exactly SkyRL's, so that a learning rate found with one
+engine holds for the other. Two cases differ: a group without a difference is exactly 0 here, where rounding dust can
+become an advantage there, and a rollout left without siblings is 0, where SkyRL passes its raw reward.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def group_advantages(task_ids: Sequence[str], totals: Sequence[float | None], sc
     Siblings are the rollouts of one task id, wherever they stand. A total of None takes no part: it enters neither
     mean nor spread, and its advantage is 0. Raises ValueError for a total that is not finite.
     """
-    groups: defaultdict[str, list[int]] = defaultdict(list)
+    groups: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for index, (task_id, total) in enumerate(zip(task_ids, totals, strict=True)):
         if total is None:
             continue
         if not math.isfinite(total):
             raise ValueError(f"task {task_id}: total {total} cannot be compared; reward terms must be finite")
-        groups[task_id].append(index)
+        groups[task_id][index] = total
 
     advantages = [0.0] * len(totals)
     for members in groups.values():
-        for index, advantage in zip(members, _relative([totals[index] for index in members], scale), strict=True):
+        for index, advantage in zip(members, _relative(list(members.values()), scale), strict=True):
             advantages[index] = advantage
     return advantages
 

@@ -16,7 +16,7 @@ History = Sequence[Mapping[str, float]]
 NAMES = ("shaping_up_solved_flat", "terms_cancel", "no_signal", "early_stop")
 
 TREND_STEPS = 20
-TREND_STEPS_NEEDED = 8
+TREND_STEPS_NEEDED = 10
 RECENT_STEPS = 5
 SOLVED_ENOUGH = 0.9
 """Above this share solved, groups without signal and flat curves are the sign of success."""
@@ -110,8 +110,8 @@ def _shaping_up_solved_flat(history: History, weights: Mapping[str, float]) -> A
         return None
     return Alarm(
         name="shaping_up_solved_flat",
-        message=f"{', '.join(rising)} improves while rollout/solved is flat ({solved_trend.slope:+.4f} a step) over the "
-        f"last {solved_trend.steps} steps: the policy may be learning the reward and not the task. Look at "
+        message=f"{', '.join(rising)} improves while rollout/solved is flat ({solved_trend.slope:+.4f} a step) over "
+        f"the last {solved_trend.steps} steps: the policy may be learning the reward and not the task. Look at "
         "rollouts.jsonl; gate the term on the task, or lower its weight",
     )
 
@@ -119,17 +119,15 @@ def _shaping_up_solved_flat(history: History, weights: Mapping[str, float]) -> A
 def _terms_cancel(history: History, weights: Mapping[str, float]) -> Alarm | None:
     now = history[-1] if history else {}
     stds = {name: now[f"reward/{name}/std"] for name in weights if f"reward/{name}/std" in now}
-    varying = sorted(
-        ((abs(weights[name]) * std, name) for name, std in stds.items() if weights[name] != 0 and std > 0), reverse=True
-    )
+    parts = {name: abs(weights[name]) * std for name, std in stds.items() if weights[name] != 0 and std > 0}
+    varying = sorted(parts, key=lambda name: -parts[name])
     if len(varying) < 2 or "reward/total/std" not in now:
         return None
-    largest = varying[0][0]
+    first, second = varying[:2]
     # A part larger than all others together cannot be cancelled by them: then it was gated away.
-    could_cancel = largest <= (1 + CANCELLED) * sum(std for std, _ in varying[1:])
-    if not could_cancel or now["reward/total/std"] > CANCELLED * largest:
+    could_cancel = parts[first] <= (1 + CANCELLED) * sum(parts[name] for name in varying[1:])
+    if not could_cancel or now["reward/total/std"] > CANCELLED * parts[first]:
         return None
-    (_, first), (_, second) = varying[:2]
     return Alarm(
         name="terms_cancel",
         message=f"{first} (std {stds[first]:.3g}, weight {weights[first]:g}) and {second} (std {stds[second]:.3g}, "

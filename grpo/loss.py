@@ -46,10 +46,11 @@ class LossParts:
 
 
 def kl(new_BT: Tensor, ref_BT: Tensor, estimator: KlEstimator) -> Tensor:
-    """Per-token estimate of KL(new || ref) from tokens sampled by the policy (Schulman, joschu.net/blog/kl-approx.html).
+    """Per-token estimate of KL(new || ref) from tokens that the policy sampled.
 
-    k1 is unbiased but may be negative, and as a loss its gradient has mean zero: it measures and does not pull.
-    k2 and k3 are never negative and 0 only where both agree; k3 is what the GRPO paper uses.
+    Schulman's three (joschu.net/blog/kl-approx.html). k1 is unbiased but may be negative, and as a loss its gradient
+    has mean zero: it measures and does not pull. k2 and k3 are never negative and 0 only where both agree; k3 is what
+    the GRPO paper uses.
     """
     log_ratio_BT = ref_BT - new_BT
     if estimator == "k1":

@@ -18,6 +18,9 @@ LOOP = 3
 """The same sentence this often in one reply is a loop; twice can be emphasis."""
 
 
+_SENTENCE_END = re.compile("[.!?;\n\u3002\uff01\uff1f\uff1b]")  # the last four are Chinese
+
+
 @dataclass(frozen=True, kw_only=True)
 class Redundancy(Reward):
     """Share of the turns that begin in a state not seen before and whose reply holds no sentence loop."""
@@ -35,5 +38,5 @@ class Redundancy(Reward):
 
 
 def _loops(reply: str) -> bool:
-    sentences = (" ".join(part.casefold().split()) for part in re.split(r"[.!?;\n。！？；]", reply))
+    sentences = (" ".join(part.casefold().split()) for part in _SENTENCE_END.split(reply))
     return any(count >= LOOP for sentence, count in Counter(sentences).items() if sentence)

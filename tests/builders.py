@@ -1,4 +1,7 @@
-"""Keyword builders of small transcripts and rollouts; every default is a healthy value, so a test names what it is about."""
+"""Keyword builders of small transcripts and rollouts.
+
+Every default is a healthy value, so a test names only what it is about.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,9 @@ MAZE_STATE: Mapping[str, Any] = {"agent": [3, 1], "goal": [5, 5], "open": ["righ
 
 def task(*, id: str = "maze/train/0", seed: int = 0, data: Mapping[str, Any] | None = None) -> Task:
     return Task(id=id, split="train", seed=seed, data=data or {})
+
+
+TASK = task()
 
 
 def image(*, side: int = 4, value: int = 0) -> np.ndarray:
@@ -42,9 +48,7 @@ def turn(
     )
 
 
-def transcript(
-    *turns: Turn, task: Task = task(), stop: StopReason = "finished", error: str | None = None
-) -> Transcript:
+def transcript(*turns: Turn, task: Task = TASK, stop: StopReason = "finished", error: str | None = None) -> Transcript:
     return Transcript(task=task, turns=turns, stop=stop, error=error)
 
 

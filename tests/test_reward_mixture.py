@@ -98,9 +98,9 @@ def test_a_mixture_that_cannot_work_is_refused() -> None:
         Mixture(terms={}, weights={}, gate={})
     with pytest.raises(ValueError, match="each term wants one weight"):
         Mixture(terms=one, weights={}, gate={})
-    with pytest.raises(ValueError, match=r"reward.terms.task.weight=nan"):
+    with pytest.raises(ValueError, match=r"reward\.terms\.task\.weight=nan"):
         Mixture(terms=one, weights={"task": math.nan}, gate={})
-    with pytest.raises(ValueError, match="reward.gate: task: typo"):
+    with pytest.raises(ValueError, match=r"reward\.gate: task: typo"):
         Mixture(terms=one, weights={"task": 1.0}, gate={"task": "typo"})
     with pytest.raises(ValueError, match="two different terms"):
         Mixture(terms=one, weights={"task": 1.0}, gate={"task": "task"})
