@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -77,6 +77,7 @@ class Maze2D(Env):
     """Share of tasks whose start and goal are any two rooms; the others use opposite corners, as VisGym does."""
     instructions: Literal["full", "brief"]
     """`brief` for models whose vocabulary makes a long prompt expensive."""
+    expert_replies: ClassVar[tuple[str, ...]] = tuple(f"<action>{name}</action>" for name in (*DIRECTIONS, "stop"))
 
     def __post_init__(self) -> None:
         if self.size < 5 or self.size % 2 == 0:

@@ -19,6 +19,8 @@ class Env(ABC):
 
     max_turns: int
     """Replies that an episode may use, the one that ends it included."""
+    expert_replies: tuple[str, ...]
+    """Every reply that `Episode.expert` can give, for a demonstrator that sometimes slips; may be empty."""
 
     @abstractmethod
     def tasks(self, split: Split, count: int, seed: int) -> Sequence[Task]:

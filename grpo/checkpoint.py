@@ -1,0 +1,122 @@
+"""Write a folder so that it is there whole or not at all, and optimiser state without pickles.
+
+A checkpoint is written aside, every file synced, then renamed into place; DONE is its last file. A folder without
+DONE is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from grpo.policy import Policy
+
+DONE = "DONE"
+
+
+def write_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a new folder, then put it in `target`'s place, replacing what was there."""
+    aside = target.with_name(f".{target.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write(aside)
+    (aside / DONE).write_text("")
+    for path in (*aside.rglob("*"), aside):
+        _sync(path)
+    if target.exists():
+        shutil.rmtree(target)
+    aside.rename(target)
+    _sync(target.parent)
+
+
+def is_complete(folder: Path) -> bool:
+    return (folder / DONE).is_file()
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Keep the newest `keep` complete checkpoints of `folder`."""
+    complete = sorted(path for path in folder.glob("step_*") if is_complete(path))
+    for path in complete[:-keep]:
+        shutil.rmtree(path)
+
+
+def save_checkpoint(
+    folder: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int
+) -> None:
+    """checkpoints/step_NNNNNN under the run folder: adapter, optimiser state and the step that is done."""
+
+    def write(aside: Path) -> None:
+        save_adapter(policy, aside / "adapter")
+        save_optimizer(optimizer, aside / "optimizer.safetensors")
+        write_json(aside / "state.json", {"step": step})
+
+    checkpoints = folder / "checkpoints"
+    write_folder(checkpoints / f"step_{step:06d}", write)
+    prune(checkpoints, keep)
+
+
+def load_checkpoint(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+    """Put adapter and optimiser back as they were; returns the step that was done."""
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(policy.model, load_file(checkpoint / "adapter" / "adapter_model.safetensors"))
+    load_optimizer(optimizer, checkpoint / "optimizer.safetensors")
+    return int(json.loads((checkpoint / "state.json").read_text())["step"])
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a run folder."""
+    complete = [path for path in (folder / "checkpoints").glob("step_*") if is_complete(path)]
+    return max(complete, default=None)
+
+
+def save_adapter(policy: Policy, folder: Path) -> None:
+    """The adapter as peft writes it. Raises RuntimeError if it came out without tensors."""
+    policy.model.save_pretrained(str(folder), safe_serialization=True)
+    # peft's model card is a form of blanks; nothing of a run is in it.
+    (folder / "README.md").unlink(missing_ok=True)
+    if not load_file(folder / "adapter_model.safetensors"):
+        raise RuntimeError(f"the adapter written to {folder} holds no tensors; the checkpoint is not marked complete")
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """Every state tensor of the optimizer; hyper-parameters come from the config again."""
+    state: Mapping[int, Mapping[str, Tensor]] = optimizer.state_dict()["state"]
+    tensors = {
+        f"{index}.{name}": value.detach().cpu().contiguous()
+        for index, values in state.items()
+        for name, value in values.items()
+    }
+    save_file(tensors, file)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """The reverse of `save_optimizer`, on an optimizer made for the same parameters in the same order."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load_file(file).items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def write_json(file: Path, content: object) -> None:
+    """Atomically, so that a reader never sees half of it."""
+    aside = file.with_name(f".{file.name}.part")
+    aside.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    _sync(aside)
+    aside.rename(file)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

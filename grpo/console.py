@@ -1,0 +1,72 @@
+"""What the person at the terminal sees: bars for long work, a line a step, a table at the end.
+
+Lines go through `logging` too (train.log), and rich leaves the bars out where the output is no terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import rich.console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from grpo.alarms import Alarm
+
+log = logging.getLogger(__name__)
+
+
+class Console:
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._rich = rich.console.Console()
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar that is gone when the work is done; the block calls it with (done, total)."""
+        columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._rich, transient=True, disable=not self._rich.is_terminal) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def step(self, step: int, metrics: Mapping[str, float], raised: Sequence[Alarm]) -> None:
+        parts = [
+            f"step {step:>{len(str(self._steps))}}/{self._steps}",
+            f"reward {metrics['reward/total/mean']:.3f}",
+            f"solved {metrics['rollout/solved']:.3f}",
+            f"no signal {metrics['group/zero_gradient']:.0%}",
+            f"loss {metrics['policy/loss']:+.4f}",
+            f"grad {metrics['policy/grad_norm']:.3f}",
+            f"turns {metrics['rollout/turns']:.1f}",
+            f"{metrics['perf/step_seconds']:.1f} s",
+            f"{metrics['perf/tokens_per_second']:,.0f} tokens/s",
+        ]
+        if "eval/all/pass_at_1" in metrics:
+            parts.append(f"validation solved {metrics['eval/all/pass_at_1']:.3f}")
+        self.say("  ".join(parts))
+        for alarm in raised:
+            self.say(f"ALARM {alarm.name}: {alarm.message}", level=logging.WARNING)
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        log.log(level, text)
+        self._rich.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def closing_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Start policy and trained policy side by side; `rows` are those of summary.json."""
+        table = Table(title="Test split: layouts that neither training nor validation has seen")
+        for heading in ("policy", "decoding", "solved", "95 % interval", "reward", *rows[0]["terms"], "turns"):
+            table.add_column(heading, justify="left" if heading in ("policy", "decoding") else "right")
+        for row in rows:
+            table.add_row(
+                row["policy"],
+                row["decoding"],
+                f"{row['solved']:.3f}",
+                f"{row['low']:.3f} – {row['high']:.3f}",
+                f"{row['reward']:.3f}",
+                *("–" if value is None else f"{value:.3f}" for value in row["terms"].values()),
+                f"{row['turns']:.1f}",
+            )
+        self._rich.print(table)

@@ -1,0 +1,205 @@
+"""The vision-language model that is trained: load it, give it its adapter, and ask it for log-probabilities.
+
+Only the language model is adapted by default, so the vision tower's features of an image never change and are
+remembered (grpo.vision). Special tokens other than the end marker are masked out wherever probabilities are formed:
+an untrained policy does emit `<|image_pad|>`, and a sequence that holds one cannot be trained on.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo.batch import Batch
+from grpo.chat import ChatRenderer
+from grpo.vision import Features, VisionEncoder
+
+if TYPE_CHECKING:
+    from grpo.config import AdapterConfig, ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """Of the sampled tokens only; everywhere else 0."""
+
+    logprobs_BT: Tensor
+    """logprobs_BT[:, t] is that of token t given the ones before it."""
+    entropy_BT: Tensor
+
+
+class Policy:
+    """A Qwen3-VL with its tokenizer and image processor, on one device."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, image_processor: Any, *, name: str) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.image_processor = image_processor
+        inner = model.get_base_model() if _is_adapted(model) else model
+        self.base: Any = inner
+        self.language: Any = inner.model.language_model
+        self.chat = ChatRenderer(tokenizer, name)
+        trains_vision = any(parameter.requires_grad for parameter in inner.model.visual.parameters())
+        self.vision = VisionEncoder(inner.model.visual, image_processor, remember=not trains_vision)
+        self.device = next(model.parameters()).device
+        banned = [token for token in tokenizer.all_special_ids if token != self.chat.end_token]
+        self.banned_V = torch.zeros(inner.config.text_config.vocab_size, dtype=torch.bool, device=self.device)
+        # A model's embedding may have more rows than the tokenizer has tokens; those are no tokens either.
+        self.banned_V[len(tokenizer) :] = True
+        self.banned_V[banned] = True
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @contextmanager
+    def start_policy(self) -> Iterator[None]:
+        """Within this context the model answers as it did before training: without its adapter."""
+        with self.model.disable_adapter() if _is_adapted(self.model) else nullcontext():
+            yield
+
+    def logprobs(self, batch: Batch, temperature: float) -> TokenLogprobs:
+        """Log-probabilities of a batch's sampled tokens, at the temperature that they were sampled with."""
+        hidden_BTH = self.hidden(batch)
+        rows, columns = batch.action_mask_BT.nonzero(as_tuple=True)
+        scores_NV = self.scores(hidden_BTH[rows, columns - 1], temperature)
+        log_all_NV = scores_NV.log_softmax(dim=-1)
+        chosen_N = log_all_NV.gather(1, batch.token_ids_BT[rows, columns, None]).squeeze(1)
+        # Banned tokens have probability 0 and log-probability -inf, whose product would be NaN.
+        entropy_N = -(log_all_NV.exp() * log_all_NV.masked_fill(self.banned_V, 0.0)).sum(dim=-1)
+        where = (rows, columns)
+        blank_BT = torch.zeros(batch.action_mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
+        return TokenLogprobs(
+            logprobs_BT=blank_BT.index_put(where, chosen_N),
+            entropy_BT=blank_BT.index_put(where, entropy_N.detach()),
+        )
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Last hidden states [B, T, H] of right-padded rows."""
+        embeds_BTH, is_image_BT, deepstack = self.embed(batch.token_ids_BT, batch.images)
+        output = self.language(
+            inputs_embeds=embeds_BTH,
+            position_ids=batch.positions_3BT,
+            # Padding is on the right, where causal attention never looks from a real token.
+            attention_mask=None,
+            visual_pos_masks=is_image_BT if deepstack else None,
+            deepstack_visual_embeds=deepstack or None,
+            use_cache=False,
+        )
+        return output.last_hidden_state
+
+    def embed(self, token_ids_BT: Tensor, images: Sequence[Any]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Token embeddings with the visual tokens of `images` (row by row, in order) put into their places.
+
+        Returns embeddings [B, T, H], the mask of visual tokens [B, T], and deepstack features, one [M, H] a layer.
+        """
+        embeds_BTH = self.language.embed_tokens(token_ids_BT)
+        is_image_BT = token_ids_BT == self.chat.image_token
+        if not images:
+            return embeds_BTH, is_image_BT, []
+        features: list[Features] = self.vision.encode(images)
+        tokens_MH = torch.cat([each.tokens_NH for each in features]).to(embeds_BTH.dtype)
+        deepstack_LMH = torch.cat([each.deepstack_LNH for each in features], dim=1)
+        placeholders = int(is_image_BT.sum())
+        if placeholders != len(tokens_MH):
+            raise ValueError(f"{placeholders} image placeholders in the batch, but its images have {len(tokens_MH)}")
+        embeds_BTH = embeds_BTH.masked_scatter(is_image_BT[..., None], tokens_MH)
+        return embeds_BTH, is_image_BT, list(deepstack_LMH)
+
+    def scores(self, hidden_NH: Tensor, temperature: float) -> Tensor:
+        """What the next token is drawn from, before the softmax: logits over temperature, banned tokens at -inf."""
+        logits_NV = self.base.lm_head(hidden_NH).float() / temperature
+        return logits_NV.masked_fill(self.banned_V, float("-inf"))
+
+
+def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.device, seed: int) -> Policy:
+    """The configured model with a fresh adapter, on `device`.
+
+    Raises ValueError if the target modules match nothing; the initial adapter depends on `seed` alone.
+    """
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+    path = model_path(model.name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=model.revision)
+    network = AutoModelForImageTextToText.from_pretrained(
+        path, revision=model.revision, dtype=getattr(torch, model.dtype)
+    ).to(device)
+    network.requires_grad_(False)
+    if model.gradient_checkpointing:
+        network.gradient_checkpointing_enable()
+        network.enable_input_require_grads()
+    if adapter.type == "lora":
+        matched = matched_modules(network, adapter.target_modules, adapter.exclude_modules)
+        log.info("LoRA on %d modules: %s", len(matched), ", ".join(sorted({m.rsplit(".", 1)[-1] for m in matched})))
+        torch.manual_seed(seed)
+        network = get_peft_model(
+            network,
+            LoraConfig(
+                r=adapter.rank,
+                lora_alpha=adapter.alpha,
+                lora_dropout=adapter.dropout,
+                target_modules=matched,
+                task_type="CAUSAL_LM",
+            ),
+        )
+    processor = load_image_processor(path, model.revision)
+    return Policy(network, tokenizer, processor, name=model.name_or_path)
+
+
+def matched_modules(network: nn.Module, targets: str | Sequence[str], exclude: str | None) -> list[str]:
+    """Full names of the linear modules that an adapter is put on.
+
+    `targets`: module names, or `all-linear`, or a regular expression over full names. The output head is never
+    matched by `all-linear`. Raises ValueError naming each target that matches nothing, with the nearest right name.
+    """
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    allowed = [name for name in linear if not (exclude and re.fullmatch(exclude, name))]
+    if targets == "all-linear":
+        return [name for name in allowed if not name.endswith("lm_head")]
+    if isinstance(targets, str):
+        matched = [name for name in allowed if re.fullmatch(targets, name)]
+        if not matched:
+            raise ValueError(f"adapter.target_modules: {targets!r} matches no linear module of the model")
+        return matched
+    faults, matched = [], []
+    known = sorted({name.rsplit(".", 1)[-1] for name in allowed})
+    for target in targets:
+        found = [name for name in allowed if name == target or name.endswith("." + target)]
+        matched += found
+        if not found:
+            guess = get_close_matches(target, known, n=1)
+            hint = f"did you mean {guess[0]}?" if guess else f"the model has {', '.join(known)}"
+            faults.append(f"adapter.target_modules: {target!r} matches nothing; {hint}")
+    if faults:
+        raise ValueError("\n".join(faults))
+    return matched
+
+
+def load_image_processor(path: str, revision: str | None) -> Any:
+    """The PIL-backed image processor: it needs no torchvision and gives the same pixels."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil.from_pretrained(path, revision=revision)
+
+
+def model_path(name_or_path: str) -> str:
+    """A folder relative to the project root if there is one, else the name as it is (a hub id or a full path)."""
+    local = Path(__file__).resolve().parent.parent / name_or_path
+    return str(local) if local.is_dir() else name_or_path
+
+
+def _is_adapted(model: nn.Module) -> bool:
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)

@@ -1,0 +1,162 @@
+"""One run: its folder, its parts, its engine, and what is left at the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo import provenance, report
+from grpo.checkpoint import latest_checkpoint, load_checkpoint, save_adapter, write_json
+from grpo.config import RunConfig, build_env, build_rewards, to_yaml
+from grpo.console import Console
+from grpo.engines import local
+from grpo.evaluate import Evaluation, evaluate, held_out
+from grpo.policy import Policy, load_policy, model_path
+from grpo.reward import Mixture
+from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
+
+log = logging.getLogger(__name__)
+
+
+def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
+    """Train as configured, in `folder`; returns the last eval/all/pass_at_1 (greedy, validation tasks)."""
+    with _log_file(folder / "train.log"):
+        console = Console(config.runtime.steps)
+        try:
+            return _run(config, folder, overrides, console)
+        except BaseException:
+            # Into train.log; the terminal gets it from whoever called.
+            log.exception("the run ended early")
+            raise
+
+
+def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Console) -> float:
+    start = time.monotonic()
+    device = _device(config)
+    if config.engine.threads is not None:
+        torch.set_num_threads(config.engine.threads)
+    env, rewards = build_env(config), build_rewards(config)
+    base = Path(model_path(config.model.name_or_path))
+    if config.resume is None:
+        (folder / "config.yaml").write_text(to_yaml(config))
+        (folder / "overrides.txt").write_text("".join(f"{word}\n" for word in overrides))
+        made_from = provenance.record({"env": env, **rewards}, base if base.is_dir() else None, config.runtime.seed)
+        write_json(folder / "run.json", made_from)
+    tracker = make_tracker(config.tracker)
+    tracker.start(folder=str(folder), name=f"{config.name}/{folder.name}", config=config.model_dump(by_alias=True))
+    policy = load_policy(config.model, config.adapter, device=device, seed=config.runtime.seed)
+    parts = local.Parts(
+        run=config,
+        env=env,
+        mixture=_mixture(config, rewards),
+        policy=policy,
+        optimizer=local.make_optimizer(policy, config),
+        folder=folder,
+        log=RunLog(folder, tracker),
+        console=console,
+    )
+    console.say(f"run folder: {folder}")
+    exit_code = 1
+    try:
+        evaluation = local.train(parts, _history(parts))
+        save_adapter(policy, folder / "adapter")
+        rows = [_row(*each) for each in _final_evaluations(parts)]
+        exit_code = 0
+    finally:
+        parts.log.finish(exit_code)
+    write_json(folder / "summary.json", {"rows": rows, "seconds": time.monotonic() - start})
+    write_json(folder / "result.json", {"objective": evaluation[local.OBJECTIVE], "metrics": evaluation})
+    console.closing_table(rows)
+    console.say(f"report: {report.build(folder)}")
+    console.say(f"run folder: {folder}  ({time.monotonic() - start:.0f} s)")
+    return evaluation[local.OBJECTIVE]
+
+
+def _mixture(config: RunConfig, rewards: Any) -> Mixture:
+    weights = {name: term.weight for name, term in config.reward.terms.items()}
+    return Mixture(terms=rewards, weights=weights, gate=config.reward.gate)
+
+
+def _history(parts: local.Parts) -> list[local.Metrics]:
+    """Metrics of steps 0, 1, … up to the newest complete checkpoint of a resumed run; nothing for a new one."""
+    if parts.run.resume is None:
+        return []
+    newest = latest_checkpoint(parts.folder)
+    if newest is None:
+        parts.log.truncate(-1)
+        return []
+    step = load_checkpoint(newest, parts.policy, parts.optimizer)
+    parts.log.truncate(step)
+    parts.console.say(f"resuming after step {step}, from {newest}")
+    return [
+        {name: value for name, value in record.items() if name != "step"}
+        for record in read_lines(parts.folder / METRICS_FILE)
+    ]
+
+
+def _final_evaluations(parts: local.Parts) -> list[tuple[str, str, Evaluation]]:
+    """Start policy and trained policy, greedy and sampled, on the test split."""
+    tasks = held_out(parts.env, "test", parts.run.runtime.test_episodes)
+
+    def play(greedy: bool) -> Evaluation:
+        with parts.console.progress("test") as progress:
+            return evaluate(
+                parts.policy,
+                parts.env,
+                parts.mixture,
+                parts.run,
+                tasks,
+                greedy=greedy,
+                purpose="test",
+                progress=progress,
+            )
+
+    decodings = [("greedy", True), (f"T={parts.run.algorithm.temperature:g}", False)]
+    with parts.policy.start_policy():
+        results = [("start", name, play(greedy)) for name, greedy in decodings]
+    return results + [("trained", name, play(greedy)) for name, greedy in decodings]
+
+
+def _row(policy: str, decoding: str, result: Evaluation) -> dict[str, Any]:
+    metrics = result.metrics
+    low, high = result.interval
+    return {
+        "policy": policy,
+        "decoding": decoding,
+        "solved": result.solved,
+        "low": low,
+        "high": high,
+        "episodes": len(result.rollouts),
+        "reward": metrics["reward/total/mean"],
+        "terms": {name: metrics.get(f"reward/{name}/mean") for name in result.scores[0].terms},
+        "turns": metrics["rollout/turns"],
+        "invalid_actions": metrics["rollout/invalid_actions"],
+    }
+
+
+def _device(config: RunConfig) -> torch.device:
+    wanted = config.engine.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Everything that the project logs also goes to `path`."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("grpo")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,162 @@
+"""Images to visual tokens: each distinct image of a batch once, images of one size together.
+
+transformers' vision model loops over images and rebuilds its position tables for each; `_encode_equal` runs the same
+modules on a whole stack of equal-sized images (equal to it by test). Where the vision tower is frozen, features are
+remembered across steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MEMORY_BYTES = 256 * 2**20
+"""How much remembered features may take; the oldest go first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """What the language model is given for one image of N visual tokens."""
+
+    tokens_NH: Tensor
+    deepstack_LNH: Tensor
+    """Added to the hidden states after each of the first L decoder layers (DeepStack, arXiv 2406.04334)."""
+
+
+class VisionEncoder:
+    def __init__(self, visual: Any, image_processor: Any, *, remember: bool) -> None:
+        self._visual = visual
+        self._processor = image_processor
+        self._remember = remember
+        self._memory: OrderedDict[bytes, Features] = OrderedDict()
+        self._bytes = 0
+        self._patch, self._merge = int(visual.patch_size), int(visual.spatial_merge_size)
+
+    def grid(self, image: np.ndarray) -> tuple[int, int]:
+        """Height and width of an image in visual tokens, after the processor's resizing."""
+        height, width = self._resized(image)
+        unit = self._patch * self._merge
+        return height // unit, width // unit
+
+    def encode(self, images: Sequence[np.ndarray]) -> list[Features]:
+        """Features of each image, in order; equal images are computed once and share one tensor."""
+        digests = [digest(image) for image in images]
+        known: dict[bytes, Features] = {}
+        missing: dict[bytes, np.ndarray] = {}
+        for key, image in zip(digests, images, strict=True):
+            if key in self._memory:
+                self._memory.move_to_end(key)
+                known[key] = self._memory[key]
+            else:
+                missing.setdefault(key, image)
+        by_size: dict[tuple[int, int], list[bytes]] = {}
+        for key, image in missing.items():
+            by_size.setdefault(self._resized(image), []).append(key)
+        for size, keys in by_size.items():
+            patches_FPC = torch.stack([self._patches(missing[key], size) for key in keys])
+            tokens_FNH, deepstack_LFNH = _encode_equal(self._visual, patches_FPC, size, self._patch)
+            for index, key in enumerate(keys):
+                known[key] = Features(tokens_NH=tokens_FNH[index], deepstack_LNH=deepstack_LFNH[:, index])
+                if self._remember:
+                    self._store(key, known[key])
+        return [known[key] for key in digests]
+
+    def _store(self, key: bytes, features: Features) -> None:
+        # Cloned, or one remembered image would keep the whole stack that it was computed in alive.
+        kept = Features(tokens_NH=features.tokens_NH.clone(), deepstack_LNH=features.deepstack_LNH.clone())
+        self._memory[key] = kept
+        self._bytes += _size(kept)
+        while self._bytes > MEMORY_BYTES:
+            self._bytes -= _size(self._memory.popitem(last=False)[1])
+
+    def _resized(self, image: np.ndarray) -> tuple[int, int]:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        size = self._processor.size
+        return smart_resize(
+            image.shape[0],
+            image.shape[1],
+            factor=self._patch * self._merge,
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+        )
+
+    def _patches(self, image: np.ndarray, size: tuple[int, int]) -> Tensor:
+        """float32[P, C]: the processor's pixel rows of one image."""
+        parameter = next(self._visual.parameters())
+        if image.shape[:2] != size:
+            rows = self._processor(images=[image], return_tensors="pt")["pixel_values"]
+        else:
+            rows = patchify(image, self._patch, self._merge, int(self._visual.config.temporal_patch_size))
+        return rows.to(device=parameter.device, dtype=parameter.dtype)
+
+
+def digest(image: np.ndarray) -> bytes:
+    """Of shape and pixels."""
+    return hashlib.blake2b(image.tobytes(), digest_size=16, salt=f"{image.shape[0]}x{image.shape[1]}".encode()).digest()
+
+
+def patchify(image: np.ndarray, patch: int, merge: int, temporal: int) -> Tensor:
+    """float32[P, 3*temporal*patch*patch]: what Qwen2VLImageProcessor makes of an image that needs no resizing.
+
+    Pixels go from 0..255 to -1..1; the patches of one visual token are consecutive.
+    """
+    height, width = image.shape[0] // patch, image.shape[1] // patch
+    pixels = torch.tensor(image).permute(2, 0, 1).float().mul_(2 / 255).sub_(1)
+    blocks = pixels.reshape(3, height // merge, merge, patch, width // merge, merge, patch)
+    rows = blocks.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5).expand(-1, -1, -1, -1, -1, temporal, -1, -1)
+    return rows.reshape(height * width, 3 * temporal * patch * patch)
+
+
+def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch: int) -> tuple[Tensor, Tensor]:
+    """Tokens [F, N, H] and deepstack features [L, F, N, H] of F images of one size."""
+    images, count, _ = patches_FPC.shape
+    grid = torch.tensor([[1, size[0] // patch, size[1] // patch]], device=patches_FPC.device)
+    hidden_FPC = visual.patch_embed(patches_FPC.flatten(0, 1)).reshape(images, count, -1)
+    hidden_FPC = hidden_FPC + visual.fast_pos_embed_interpolate(grid)
+    angles_PD = visual.rot_pos_emb(grid).reshape(count, -1)
+    angles_PD = torch.cat((angles_PD, angles_PD), dim=-1)
+    cos_PD, sin_PD = angles_PD.cos(), angles_PD.sin()
+    deepstack = []
+    for index, block in enumerate(visual.blocks):
+        hidden_FPC = hidden_FPC + _attend(block.attn, block.norm1(hidden_FPC), cos_PD, sin_PD)
+        hidden_FPC = hidden_FPC + block.mlp(block.norm2(hidden_FPC))
+        if index in visual.deepstack_visual_indexes:
+            merger = visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(index)]
+            deepstack.append(merger(hidden_FPC.flatten(0, 1)).unflatten(0, (images, -1)))
+    tokens_FNH = visual.merger(hidden_FPC.flatten(0, 1)).unflatten(0, (images, -1))
+    return tokens_FNH, torch.stack(deepstack)
+
+
+def _attend(attention: Any, hidden_FPC: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
+    """The vision model's self-attention over a stack of images.
+
+    On CPU as two plain matrix products: `scaled_dot_product_attention`'s backward takes about half of a training step
+    there at small head sizes.
+    """
+    images, count, _ = hidden_FPC.shape
+    qkv = attention.qkv(hidden_FPC).reshape(images, count, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    query, key, value = qkv.unbind(0)
+    query, key = _rotate(query, cos_PD, sin_PD), _rotate(key, cos_PD, sin_PD)
+    if query.device.type == "cpu":
+        weights = (query * attention.scaling) @ key.transpose(-1, -2)
+        mixed = weights.softmax(dim=-1) @ value
+    else:
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=attention.scaling)
+    return attention.proj(mixed.transpose(1, 2).reshape(images, count, -1))
+
+
+def _rotate(states: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return (states * cos_PD + torch.cat((-second, first), dim=-1) * sin_PD).to(states.dtype)
+
+
+def _size(features: Features) -> int:
+    return features.tokens_NH.nbytes + features.deepstack_LNH.nbytes

@@ -1,0 +1,169 @@
+"""The supervised start of the tiny model: imitate an expert that plays the training tasks, slips included.
+
+The expert's action is replaced by a random one with some probability, and it goes on from wherever that lands. At
+first the slips stay in the context but carry no loss: the policy sees states off the shortest way and learns the
+right reply there. In the last steps slips are imitated too, so what comes out plans well but acts carelessly when
+sampled: there is something for GRPO to improve, and it is known what.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from grpo.batch import collate
+from grpo.checkpoint import is_complete, load_optimizer, save_optimizer, write_folder, write_json
+from grpo.chat import ChatRenderer
+from grpo.interfaces import Env
+from grpo.policy import Policy
+from grpo.randomness import seed as seed_of
+from grpo.types import Task, TokenTrace
+from grpo.vision import VisionEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One supervised start; the values are in conf/warm_start.yaml."""
+
+    seed: int
+    steps: int
+    batch_size: int
+    """Episodes a step."""
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    max_grad_norm: float
+    slip_probability: float
+    imitate_slips_from: int
+    """The step from which slips carry loss too."""
+    checkpoint_interval: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    step: int
+    loss: float
+    """Mean negative log-probability of a reply token, in nats."""
+
+
+def train(policy: Policy, env: Env, recipe: Recipe, work: Path) -> Iterator[Report]:
+    """Run the recipe, yielding after every step; goes on from the newest checkpoint under `work`.
+
+    Trains every weight of the model. The tasks, slips and order follow from `recipe.seed` and the step alone.
+    """
+    optimizers = _optimizers(policy.model, recipe)
+    first = _restore(policy.model, optimizers, work)
+    for step in range(first, recipe.steps):
+        imitate = step >= recipe.imitate_slips_from
+        tasks = env.tasks("train", recipe.batch_size, seed_of(recipe.seed, "warm start", step))
+        traces = [
+            _demonstrate(policy.chat, policy.vision, env, task, recipe.slip_probability, imitate) for task in tasks
+        ]
+        batch = collate(
+            traces,
+            grid=policy.vision.grid,
+            image_token=policy.chat.image_token,
+            pad_token=policy.tokenizer.pad_token_id,
+            device=policy.device,
+        )
+        loss = -policy.logprobs(batch, temperature=1.0).logprobs_BT.sum() / batch.action_mask_BT.sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(policy.model.parameters(), recipe.max_grad_norm)
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * _schedule(step, recipe)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % recipe.checkpoint_interval == 0 and step + 1 < recipe.steps:
+            write_folder(work, _writer(policy.model, optimizers, step + 1))
+        yield Report(step=step + 1, loss=loss.item())
+
+
+def _demonstrate(
+    chat: ChatRenderer, vision: VisionEncoder, env: Env, task: Task, slip_probability: float, imitate_slips: bool
+) -> TokenTrace:
+    """One expert episode as tokens; `action_mask` marks the replies that carry loss."""
+    rng = Random(task.seed)
+    episode = env.episode(task)
+    observation = episode.observe()
+    grids = tuple(vision.grid(image) for image in observation.images)
+    token_ids = list(chat.first_turn(observation.text, grids))
+    mask = [False] * len(token_ids)
+    images = list(observation.images)
+    for turn in range(env.max_turns):
+        reply = episode.expert()
+        if reply is None:
+            raise ValueError(f"{type(env).__name__} has no expert to imitate")
+        slips = rng.random() < slip_probability
+        if slips:
+            reply = rng.choice(env.expert_replies)
+        ids = [*chat.encode_reply(reply), chat.end_token]
+        token_ids += ids
+        mask += [imitate_slips or not slips] * len(ids)
+        if episode.act(reply).done or turn + 1 == env.max_turns:
+            break
+        observation = episode.observe()
+        block = chat.next_turn(observation.text, grids)
+        token_ids += block
+        mask += [False] * len(block)
+        images += observation.images
+    episode.close()
+    return TokenTrace(
+        token_ids=np.array(token_ids),
+        action_mask=np.array(mask),
+        logprobs=np.zeros(len(token_ids), dtype=np.float32),
+        images=tuple(images),
+    )
+
+
+def _optimizers(model: nn.Module, recipe: Recipe) -> dict[str, torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the weight matrices, AdamW for embeddings, norms, biases and the patch
+    convolution: at step 120 of 7x7 mazes 0.52 greedy success, against 0.20 with AdamW alone."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and "embed" not in name
+        (matrices if is_matrix else others).append(parameter)
+    settings: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    return {
+        "muon": torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings),
+        "adamw": torch.optim.AdamW(others, betas=(0.9, 0.95), **settings),
+    }
+
+
+def _schedule(step: int, recipe: Recipe) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if step < recipe.warmup_steps:
+        return (step + 1) / recipe.warmup_steps
+    progress = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+
+
+def _writer(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], step: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        weights = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+        save_file(weights, folder / "weights.safetensors")
+        for name, optimizer in optimizers.items():
+            save_optimizer(optimizer, folder / f"{name}.safetensors")
+        write_json(folder / "step.json", {"step": step})
+
+    return write
+
+
+def _restore(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], work: Path) -> int:
+    """The step to go on from: 0 without a checkpoint."""
+    if not is_complete(work):
+        return 0
+    model.load_state_dict(load_file(work / "weights.safetensors"), strict=False)
+    for name, optimizer in optimizers.items():
+        load_optimizer(optimizer, work / f"{name}.safetensors")
+    return int(json.loads((work / "step.json").read_text())["step"])
