@@ -1,0 +1,187 @@
+"""The command line of train.py: check everything, then hand the words to Hydra.
+
+The check composes and parses every job of the command before Hydra starts one, because Hydra alone would tell faults
+one at a time, with its own exit codes, and in a sweep only when the faulty trial's turn comes.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import OmegaConf
+
+from grpo import compose, plan
+from grpo.compose import Source, Trial
+from grpo.faults import ConfigError, Fault
+from grpo.plan import Ceiling
+from grpo.schema import RunConfig
+from grpo.types import Split
+
+CLAIM = "overrides.txt"
+"""Created exclusively, so that of two runs given one folder only the first gets it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A checked command line, ready for Hydra."""
+
+    arguments: tuple[str, ...]
+    """For hydra.main; all paths absolute."""
+    typed: tuple[str, ...]
+    """The overrides as they were typed."""
+    trials: tuple[Trial, ...]
+    """Empty where Hydra only shows something."""
+    sweep: bool
+    dry: bool
+    folder: Path | None
+    """The run's, or the sweep's; None where nothing runs."""
+    prepared: bool
+    """The config comes from the run's own folder: a sweep put it there for this trial."""
+
+
+def flags(arguments: Sequence[str]) -> Namespace:
+    """Hydra's flags. Raises SystemExit(2) for flags that do not exist."""
+    return get_args_parser().parse_intermixed_args(list(arguments))
+
+
+def read(flags: Namespace, arguments: Sequence[str], conf: Path) -> Command:
+    """Check the command line against the configs in `conf`, or of a saved run.
+
+    Raises ConfigError with every fault of every job.
+    """
+    typed = tuple(flags.overrides)
+    source = _source(flags, conf)
+    at_source = ("--config-path", str(source.folder), "--config-name", source.name)
+    if flags.hydra_help or flags.info or flags.shell_completion or flags.experimental_rerun:
+        return _shown((*arguments, *at_source), typed)
+    hydra_loader = compose.loader(source)
+    settings = compose.folder_words(conf) if source.folder != conf else []
+    words, trials = _check([*settings, *typed], hydra_loader, source, sweep=flags.multirun)
+    extra = ("--config-dir", str(source.extra)) if source.extra else ()
+    if flags.cfg:
+        shown = ("--cfg", flags.cfg, *(("--resolve",) if flags.resolve else ()))
+        package = ("--package", flags.package) if flags.package else ()
+        return _shown((*shown, *package, *at_source, *extra, *words), typed)
+    folder = _folder(hydra_loader, source, words, trials, sweep=flags.multirun)
+    key = "hydra.sweep.dir" if flags.multirun else "hydra.run.dir"
+    mode = ("--multirun",) if flags.multirun else ()
+    return Command(
+        arguments=(*mode, *at_source, *extra, *words, f"{key}={compose.quoted(str(folder))}"),
+        typed=typed,
+        trials=tuple(trials),
+        sweep=flags.multirun,
+        dry=trials[0].run.dry_run,
+        folder=folder,
+        prepared=folder == source.folder,
+    )
+
+
+def _shown(arguments: tuple[str, ...], typed: tuple[str, ...]) -> Command:
+    return Command(arguments=arguments, typed=typed, trials=(), sweep=False, dry=False, folder=None, prepared=False)
+
+
+def _source(flags: Namespace, conf: Path) -> Source:
+    name = (flags.config_name or "config").removesuffix(".yaml")
+    if flags.config_path is None:
+        folder = conf
+    else:
+        # A run folder's path is typed from where one stands; Hydra alone would start at train.py.
+        given = Path(flags.config_path).expanduser()
+        folder = (given if given.is_dir() else conf.parent / given).resolve()
+    return Source(folder=folder, name=name, extra=Path(flags.config_dir).resolve() if flags.config_dir else None)
+
+
+def _check(
+    typed: Sequence[str], hydra_loader: ConfigLoader, source: Source, *, sweep: bool
+) -> tuple[list[str], list[Trial]]:
+    """The words for Hydra and the trials they make. Raises ConfigError with the faults of words and trials together."""
+    overrides, faults = compose.parse_words(typed, hydra_loader)
+    words, more = compose.normalised(overrides, hydra_loader, sweep=sweep)
+    faults += more
+    in_config = _swept_by_config(hydra_loader, source, words) if sweep else []
+    trials, more = compose.trials(hydra_loader, source.name, [*in_config, *words])
+    if faults or more:
+        raise ConfigError([*faults, *more])
+    return words, trials
+
+
+def _swept_by_config(hydra_loader: ConfigLoader, source: Source, words: Sequence[str]) -> list[str]:
+    """Sweeps that the config itself asks for (hydra.sweeper.params)."""
+    fixed = [word for word in words if word.startswith("hydra")]
+    params = compose.composed(hydra_loader, source.name, fixed, sweep=True).hydra.sweeper.params or {}
+    overrides, faults = compose.parse_words([f"{key}={value}" for key, value in params.items()], hydra_loader)
+    words, more = compose.normalised(overrides, hydra_loader, sweep=True)
+    if faults or more:
+        raise ConfigError([*faults, *more])
+    return words
+
+
+def _folder(
+    hydra_loader: ConfigLoader, source: Source, words: Sequence[str], trials: Sequence[Trial], *, sweep: bool
+) -> Path:
+    resume = trials[0].run.resume
+    if resume is None:
+        section = compose.composed(hydra_loader, source.name, words, sweep=sweep).hydra
+        on_error = OmegaConf.select(section, "launcher.on_error")
+        if on_error not in (None, "continue", "stop"):
+            problem = f"wants 'continue' or 'stop', got {on_error!r}"
+            raise ConfigError([Fault(key="hydra.launcher.on_error", problem=problem)])
+        return Path(section.sweep.dir if sweep else section.run.dir).resolve()
+    if sweep:
+        problem = "continues one run; a sweep is continued by giving its folder: hydra.sweep.dir=FOLDER"
+        raise ConfigError([Fault(key="resume", problem=problem)])
+    folder = Path(resume).resolve()
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resume!r}")])
+    return folder
+
+
+def reach(command: Command) -> Mapping[str, Mapping[Split, Ceiling | None]]:
+    """Ceilings of every distinct env and seed of the command. Raises ConfigError where one cannot be reached."""
+    found: dict[str, Mapping[Split, Ceiling | None]] = {}
+    for trial in command.trials:
+        if env_key(trial.run) not in found:
+            found[env_key(trial.run)] = plan.ceilings(trial.run)
+    return found
+
+
+def env_key(run: RunConfig) -> str:
+    return json.dumps([run.env.model_dump(), run.runtime.seed], sort_keys=True)
+
+
+def refuse_unavailable(command: Command) -> None:
+    """Raises ConfigError for an engine or a cluster that this version cannot run."""
+    faults = [fault for trial in command.trials for fault in plan.blockers(trial.run)]
+    if faults:
+        raise ConfigError(faults)
+
+
+def claim(command: Command) -> Path:
+    """Take the run's folder, or the sweep's, for this command alone, and return it.
+
+    Raises ConfigError if it holds another run.
+    """
+    folder = command.folder
+    assert folder is not None
+    key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
+    told = f"{folder} holds a run already; give another {key}, or resume={folder} to continue it"
+    taken = ConfigError([Fault(key=key, problem=told)])
+    if command.trials[0].run.resume is not None:
+        return folder
+    if (folder / "config.yaml").exists() and not command.prepared:
+        raise taken
+    folder.mkdir(parents=True, exist_ok=True)
+    if command.sweep:
+        return folder
+    try:
+        with (folder / CLAIM).open("x", encoding="utf-8") as file:
+            file.writelines(f"{word}\n" for word in command.typed)
+    except FileExistsError:
+        raise taken from None
+    return folder

@@ -1,0 +1,214 @@
+"""What a resolved config looks like: one pydantic model a group, with the rules that concern one group alone.
+
+No field has a default: every value is spelled in conf/, so that reading the YAML tells the whole run. Rules that span
+groups are in `grpo.config`, because pydantic would run them only once everything else is right.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+
+
+class Strict(BaseModel):
+    """Refuses unknown keys, conversions ("8" is no number) and infinities."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Component(Strict):
+    """A section that names a class by `_target_`; its further keys are that class's fields, read by `grpo.config`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str = Field(alias="_target_")
+
+
+def _comparable(size: int) -> int:
+    if size < 2:
+        raise ValueError(f"GRPO needs >= 2 replies to a task to compare, got {size}; use 2 or more (8 is usual)")
+    return size
+
+
+def _no_remote_code(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false: true would run code from the model's repository; Qwen3-VL needs none")
+    return value
+
+
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"[\w][\w.+=@-]*", name):
+        raise ValueError(
+            f"becomes a folder's name: letters, digits and . _ + = @ - after a letter or digit, got {name!r}"
+        )
+    return name
+
+
+def _regex(pattern: str | None) -> str | None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ValueError(f"wants a regular expression, got {pattern!r} ({error})") from error
+    return pattern
+
+
+def _module_names(targets: object) -> list[str] | str:
+    if isinstance(targets, list) and targets and all(isinstance(name, str) and name for name in targets):
+        return targets
+    if not isinstance(targets, str) or not targets:
+        raise ValueError(f"wants a list of module names, 'all-linear' or a regular expression, got {targets!r}")
+    if re.fullmatch(r"\w+(,\w+)+", targets):
+        raise ValueError(f"{targets!r} is one text; a list is written [{targets}]")
+    _regex(targets)
+    return targets
+
+
+Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class ModelConfig(Strict):
+    name_or_path: Annotated[str, Field(min_length=1)]
+    """A hub id, or a folder; a relative one is looked up from the repository's root."""
+    revision: str | None
+    trust_remote_code: Annotated[bool, AfterValidator(_no_remote_code)]
+    gradient_checkpointing: bool
+    dtype: Literal["float32", "bfloat16"]
+
+
+class LoraAdapter(Strict):
+    type: Literal["lora"]
+    rank: Annotated[int, Field(ge=1, le=512)]
+    """512 is the largest that vLLM serves."""
+    alpha: Positive
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    target_modules: Annotated[list[str] | str, PlainValidator(_module_names)]
+    """Module names; or, as one text, `all-linear` or a regular expression over full module names."""
+    exclude_modules: Annotated[str | None, AfterValidator(_regex)]
+
+
+class NoAdapter(Strict):
+    type: Literal["none"]
+
+
+class AlgorithmConfig(Strict):
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo"]
+    group_size: Annotated[int, AfterValidator(_comparable)]
+    prompts_per_step: Positive
+    updates_per_step: Positive
+    """Optimiser steps that a step's rollouts are cut into; a step has prompts_per_step x group_size rows."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    lr_schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: NotNegative
+    weight_decay: Annotated[float, Field(ge=0)]
+    max_grad_norm: Annotated[float, Field(gt=0)]
+    kl_coefficient: Annotated[float, Field(ge=0)]
+    kl_estimator: Literal["k1", "k2", "k3"]
+    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    clip_high: Annotated[float, Field(gt=0)]
+    advantage_scale: Literal["std", "none"]
+    loss_aggregation: Literal["token_mean", "sequence_mean", "fixed_length"]
+    ratio_level: Literal["token", "sequence"]
+    drop_zero_signal_groups: bool
+    truncated_rollouts: Literal["keep", "mask"]
+    temperature: Annotated[float, Field(gt=0)]
+    max_prompt_tokens: Positive
+    """The context a turn may be prompted with, earlier turns included."""
+    max_completion_tokens: Positive
+    """Of one reply."""
+
+
+class RewardTerm(Component):
+    weight: float
+
+
+class RewardConfig(Strict):
+    terms: Annotated[dict[str, RewardTerm], Field(min_length=1)]
+    gate: dict[str, str]
+    """{term: other}: `term` counts only in a rollout in which `other` is met."""
+
+
+class EnvConfig(Component):
+    max_turns: Positive
+
+
+class LocalEngine(Strict):
+    name: Literal["local"]
+    device: Literal["auto", "cpu", "cuda"]
+    threads: Positive | None
+    rollout_batch_size: Positive
+
+
+class SkyrlEngine(Strict):
+    name: Literal["skyrl"]
+    placement: Literal["colocated", "separate"]
+    num_engines: Positive
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)]
+    overrides: dict[str, Any]
+
+
+class LocalCluster(Strict):
+    name: Literal["local"]
+
+
+class RayCluster(Strict):
+    name: Literal["ray"]
+    address: Annotated[str, Field(min_length=1)]
+
+
+class HyperpodCluster(Strict):
+    name: Literal["hyperpod"]
+    cluster_name: str
+    namespace: str
+    image: str
+    nodes: Positive
+    gpus_per_node: Positive
+    shared_dir: str
+
+
+class SlurmCluster(Strict):
+    name: Literal["slurm"]
+    partition: str
+    nodes: Positive
+    gpus_per_node: Positive
+    time_minutes: Positive
+
+
+class WandbTracker(Strict):
+    name: Literal["wandb"]
+    project: Annotated[str, Field(min_length=1)]
+    entity: str | None
+    mode: Literal["auto", "online", "offline"]
+
+
+class NoTracker(Strict):
+    name: Literal["none"]
+
+
+class RuntimeConfig(Strict):
+    seed: NotNegative
+    steps: NotNegative
+    mixed_precision: Literal["fp32", "bf16"]
+    per_device_batch_size: Positive
+    eval_interval: Positive
+    eval_episodes: Positive
+    checkpoint_interval: Positive
+    keep_checkpoints: Positive
+    output_dir: Annotated[str, Field(min_length=1)]
+
+
+class RunConfig(Strict):
+    name: Annotated[str, AfterValidator(_folder_name)]
+    resume: str | None
+    dry_run: bool
+    model: ModelConfig
+    adapter: Annotated[LoraAdapter | NoAdapter, Field(discriminator="type")]
+    algorithm: AlgorithmConfig
+    reward: RewardConfig
+    env: EnvConfig
+    engine: Annotated[LocalEngine | SkyrlEngine, Field(discriminator="name")]
+    cluster: Annotated[LocalCluster | RayCluster | HyperpodCluster | SlurmCluster, Field(discriminator="name")]
+    tracker: Annotated[WandbTracker | NoTracker, Field(discriminator="name")]
+    runtime: RuntimeConfig

@@ -1,0 +1,103 @@
+"""`hydra/launcher=grpo_local`: the trials of a sweep as processes on this machine.
+
+Hydra loads launchers from the namespace package `hydra_plugins` only, and imports every module there at each start; so
+this one is thin, and what it does is in `launchers.local`. Hydra does so without registering the module, which a
+dataclass under `from __future__ import annotations` does not survive.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import CompactHydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+if TYPE_CHECKING:
+    from launchers.local import Job, TrialRecord
+
+
+@dataclass
+class LocalLauncherConf:
+    _target_: str = "hydra_plugins.grpo_local_launcher.LocalLauncher"
+    on_error: str = "continue"
+    """`continue` with the other trials after a failure, or `stop`."""
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="grpo_local", node=LocalLauncherConf, provider="hydra-grpo")
+
+
+class TrialFailed(CompactHydraException):
+    """Compact, because its reason is all there is to say: Hydra prints no stack trace for it."""
+
+
+class LocalLauncher(Launcher):
+    def __init__(self, on_error: str) -> None:
+        self.stop_on_error = on_error == "stop"
+        self.config: DictConfig | None = None
+        self.hydra_context: HydraContext | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config, self.hydra_context = config, hydra_context
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """One JobReturn a trial, in order. A config fault in any of them ends the command with 2 before one starts."""
+        from rich.console import Console
+
+        from grpo.config import ConfigError
+        from launchers import local
+
+        assert self.config is not None
+        sweep = Path(self.config.hydra.sweep.dir)
+        try:
+            composed = [self._compose(words, initial_job_idx + index) for index, words in enumerate(job_overrides)]
+            jobs = _jobs(composed, job_overrides, self.config)
+            records = local.launch(jobs, sweep, stop_on_error=self.stop_on_error, console=Console())
+        except ConfigError as error:
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(2) from error
+        return [_job_return(*each) for each in zip(composed, records, strict=True)]
+
+    def _compose(self, words: Sequence[str], number: int) -> DictConfig:
+        assert self.config is not None and self.hydra_context is not None
+        composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+        with open_dict(composed):
+            composed.hydra.job.id = str(number)
+            composed.hydra.job.num = number
+        return composed
+
+
+def _jobs(composed: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]], master: DictConfig) -> "list[Job]":
+    """The trials as the launcher's logic takes them. Raises ConfigError with the faults of all."""
+    from grpo import config
+    from launchers.local import Job
+
+    jobs, faults = [], []
+    fixed = set(master.hydra.overrides.task)
+    for trial, words in zip(composed, job_overrides, strict=True):
+        swept = tuple(word.lstrip("+") for word in words if word not in fixed)
+        try:
+            run = config.parse(config.plain(trial))
+            jobs.append(Job(overrides=swept, folder=str(trial.hydra.sweep.subdir), run=run))
+        except config.ConfigError as error:
+            faults.extend(error.faults)
+    if faults:
+        raise config.ConfigError(faults)
+    return jobs
+
+
+def _job_return(composed: DictConfig, record: "TrialRecord") -> JobReturn:
+    hydra = DictConfig({"hydra": composed.hydra})
+    done = JobReturn(overrides=record.overrides, cfg=composed, hydra_cfg=hydra, working_dir=record.folder)
+    if record.objective is None:
+        done.status = JobStatus.FAILED
+        done.return_value = TrialFailed(f"trial {record.folder} {record.state}; the table has all")
+    else:
+        done.status = JobStatus.COMPLETED
+        done.return_value = record.objective
+    return done
