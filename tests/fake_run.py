@@ -92,7 +92,7 @@ def rollout(
         token_ids=np.zeros(0, np.int64), action_mask=np.zeros(0, bool), logprobs=np.zeros(0, np.float32), images=()
     )
     transcript = Transcript(task=Task(id=task, split=split, seed=1, data={}), turns=turns, stop=stop, error=None)
-    return Rollout(transcript=transcript, sample=sample, trace=empty)
+    return Rollout(transcript=transcript, sample=sample, trace=empty, drift=0)
 
 
 def played_row(step: int, *, task: int, sample: int, split: Split, skill: float, rng: random.Random) -> Row:
@@ -184,9 +184,9 @@ def step_metrics(step: int, rng: random.Random) -> dict[str, float]:
         "perf/tokens_per_second": 1650 + rng.gauss(0, 30),
     }
     if 18 <= step <= 22:
-        metrics["alarm/shaping_without_solving"] = 1
+        metrics["alarm/shaping_up_solved_flat"] = 1
     if step == 33:
-        metrics["alarm/groups_without_signal"] = 1
+        metrics["alarm/no_signal"] = 1
     return metrics
 
 

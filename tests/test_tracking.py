@@ -92,7 +92,8 @@ def test_a_rollout_row_tells_the_episode_turn_by_turn(tmp_path: Path) -> None:
     (only_turn,) = record.pop("turns")
     assert record == {
         "step": 4, "split": "train", "task": "maze/train/3", "sample": 2, "solved": True, "stop": "finished",
-        "error": None, "total": 0.5, "terms": {"format": 1.0, "grounding": None}, "advantage": -0.25, "final_text": None,
+        "error": None, "total": 0.5, "terms": {"format": 1.0, "grounding": None}, "advantage": -0.25,
+        "final_text": None,
     }  # fmt: skip
     assert only_turn["reply"] == "<observation>goal right</observation><action>right</action>"
     assert only_turn["state"] == {"player": [1, 1], "goal": [5, 5]}
