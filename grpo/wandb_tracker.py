@@ -41,7 +41,7 @@ Call = Callable[["wandb.Run"], None]
 class WandbTracker(Tracker):
     def __init__(self, *, project: str, entity: str | None, mode: Mode) -> None:
         self.faults = 0
-        """Calls that wandb refused or that did not reach it. The first is logged when it happens."""
+        """Failures so far: of calls, of connecting, of queueing. The first is logged when it happens."""
         self._project = project
         self._entity = entity
         self._mode: Mode = mode
@@ -75,7 +75,7 @@ class WandbTracker(Tracker):
         if self._thread.is_alive():
             self._fault("finishing", TimeoutError(f"not done after {FINISH_SECONDS} s"))
         if self.faults > 1:
-            log.warning("wandb: %d calls failed; metrics.jsonl and rollouts.jsonl are complete", self.faults)
+            log.warning("wandb failed %d times; metrics.jsonl and rollouts.jsonl are complete", self.faults)
         if self._offline_folder is not None:
             log.info("wandb recorded offline; to upload: wandb sync %s", self._offline_folder)
 
@@ -91,8 +91,8 @@ class WandbTracker(Tracker):
             log.warning("wandb failed at %s; training goes on (%s: %s)", doing, type(error).__name__, error)
 
     def _work(self, name: str, config: Mapping[str, Any]) -> None:
-        # This is the boundary to code that may fail in any way (network, key, disk, a changed API) and that the run
-        # must survive; nothing of ours is called below it, so catching everything hides no fault of the project.
+        # The boundary to code that may fail in any way (network, key, disk, a changed API) and that the run must
+        # survive. Below it is only copying: what it copies was checked and written before it got here.
         try:
             run = self._open(name, config)
         except Exception as error:

@@ -2,12 +2,22 @@
 // One uPlot chart a panel. All charts share the cursor, so that a step can be read across them.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const curveColour = (index) => css(`--curve-${(index % 3) + 1}`);
-const faint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
+const faint = (colour, alpha) =>
+  colour +
+  Math.round(alpha * 255)
+    .toString(16)
+    .padStart(2, "0");
 
 function exact(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6)) return String(Number(value.toPrecision(6)));
   return value.toExponential(4);
+}
+
+// Axis labels: short, since the distance of two ticks tells the precision.
+function brief(value) {
+  if (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5)) return String(Number(value.toPrecision(4)));
+  return value.toExponential(2).replace(/\.?0+e/, "e");
 }
 
 // Columns in the order that uPlot wants: steps, then for each curve its line and, if it has a band, upper and lower edge.
@@ -18,15 +28,19 @@ function chartColumns(panel, data) {
     columns.push(line);
     const spread = curve.band && data.series[curve.band];
     if (spread) {
-      columns.push(line.map((value, index) => (value === null || spread[index] === null ? null : value + spread[index])));
-      columns.push(line.map((value, index) => (value === null || spread[index] === null ? null : value - spread[index])));
+      columns.push(
+        line.map((value, index) => (value === null || spread[index] === null ? null : value + spread[index])),
+      );
+      columns.push(
+        line.map((value, index) => (value === null || spread[index] === null ? null : value - spread[index])),
+      );
     }
   }
   return columns;
 }
 
 function chartSeries(panel, data) {
-  const series = [{ label: "step", value: (chart, value) => (value === null ? "–" : String(value)) }];
+  const series = [{ label: "step", value: (chart, value) => (value === null ? "newest" : String(value)) }];
   const bands = [];
   panel.curves.forEach((curve, index) => {
     const spread = curve.band && data.series[curve.band];
@@ -85,19 +99,28 @@ function summaryText(panel, data) {
   return `${panel.title}, ${panel.unit}: ${curves.join("; ")}`;
 }
 
-
 // Without a cursor the legend shows the newest value of every curve.
 function showNewest(chart) {
   if (chart.cursor.left >= 0) return;
-  const newest = (column) => column.findLastIndex((value) => value !== null);
-  chart.setLegend({ idx: chart.data[0].length - 1, idxs: chart.data.map(newest) }, false);
+  const newest = (column, index) => (index === 0 ? null : column.findLastIndex((value) => value !== null));
+  chart.setLegend({ idxs: chart.data.map(newest) }, false);
 }
 
 function drawPanel(panel, data) {
   const holder = make("div", { role: "img", "aria-label": summaryText(panel, data) });
-  const card = make("div", { class: `card${panel.title === "Solved" ? " wide" : ""}` }, make("h3", null, panel.title), make("div", { class: "soft" }, panel.unit), holder);
+  const card = make(
+    "div",
+    { class: `card${panel.title === "Solved" ? " wide" : ""}` },
+    make("h3", null, panel.title),
+    make("div", { class: "soft" }, panel.unit),
+    holder,
+  );
   const { series, bands } = chartSeries(panel, data);
-  const axis = { stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line"), width: 1 } };
+  const axis = {
+    stroke: () => css("--soft"),
+    grid: { stroke: () => css("--line"), width: 1 },
+    ticks: { stroke: () => css("--line"), width: 1 },
+  };
   const options = {
     width: 300,
     height: 190,
@@ -106,8 +129,16 @@ function drawPanel(panel, data) {
     series,
     bands,
     axes: [
-      { ...axis, label: "step", labelSize: 20, size: 30, space: 45, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000], values: (chart, ticks) => ticks.map(String) },
-      { ...axis, size: 58, values: (chart, ticks) => ticks.map((tick) => exact(tick)) },
+      {
+        ...axis,
+        label: "step",
+        labelSize: 20,
+        size: 30,
+        space: 45,
+        incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000],
+        values: (chart, ticks) => ticks.map(String),
+      },
+      { ...axis, size: 58, values: (chart, ticks) => ticks.map(brief) },
     ],
     cursor: { sync: { key: "steps" }, y: false, drag: { x: false, y: false } },
     legend: { markers: { width: 3 } },
@@ -120,13 +151,20 @@ function drawSections(page, data) {
   const charts = [];
   for (const section of data.sections) {
     const panels = section.panels.map((panel) => drawPanel(panel, data));
-    page.append(make("h2", null, section.title), make("div", { class: "panels" }, ...panels.map((panel) => panel.card)));
+    page.append(
+      make("h2", null, section.title),
+      make("div", { class: "panels" }, ...panels.map((panel) => panel.card)),
+    );
     for (const { holder, options, columns } of panels) {
       options.width = Math.max(200, holder.clientWidth);
       charts.push([new uPlot(options, columns, holder), holder]);
     }
   }
   // Other themes are other colours, which uPlot reads again when it draws.
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(([chart]) => chart.redraw()));
-  addEventListener("resize", () => charts.forEach(([chart, holder]) => chart.setSize({ width: Math.max(200, holder.clientWidth), height: 190 })));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    charts.forEach(([chart]) => chart.redraw()),
+  );
+  addEventListener("resize", () =>
+    charts.forEach(([chart, holder]) => chart.setSize({ width: Math.max(200, holder.clientWidth), height: 190 })),
+  );
 }

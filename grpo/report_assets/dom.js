@@ -15,7 +15,11 @@ function make(tag, attributes, ...children) {
 function table(className, columns, rows) {
   const line = (cells, tag) => make("tr", null, ...cells.map((cell) => make(tag, null, String(cell))));
   const head = columns ? make("thead", null, line(columns, "th")) : null;
-  return make("div", { class: "scroll" }, make("table", { class: className }, head, make("tbody", null, ...rows.map((row) => line(row, "td")))));
+  return make(
+    "div",
+    { class: "scroll" },
+    make("table", { class: className }, head, make("tbody", null, ...rows.map((row) => line(row, "td")))),
+  );
 }
 
 const words = (name) => name.replaceAll("_", " ");

@@ -6,9 +6,22 @@ function drawViewer(page, data) {
   const view = make("div", null);
   page.append(make("h2", { id: "episodes" }, "Sampled episodes"));
   if (data.episodes.length < data.episodes_total) {
-    page.append(make("p", { class: "soft" }, `${data.episodes.length} of ${data.episodes_total} logged episodes, in whole groups spread evenly over the run; rollouts.jsonl has all.`));
+    page.append(
+      make(
+        "p",
+        { class: "soft" },
+        `${data.episodes.length} of ${data.episodes_total} logged episodes, in whole groups spread evenly over the run; rollouts.jsonl has all.`,
+      ),
+    );
   }
-  page.append(make("p", { class: "soft" }, "Arrow keys: left and right go through the turns, up and down through the siblings, Page Up and Page Down through the groups."), view);
+  page.append(
+    make(
+      "p",
+      { class: "soft" },
+      "Arrow keys: left and right go through the turns, up and down through the siblings, Page Up and Page Down through the groups.",
+    ),
+    view,
+  );
 
   const passes = (episode) => state.outcome === "all" || episode.solved === (state.outcome === "solved");
 
@@ -35,15 +48,24 @@ function drawViewer(page, data) {
     view.replaceChildren(...draw(all, group));
     // The focus follows a choice that the arrow keys moved.
     const [kind] = focused.split(" ");
-    const again = view.querySelector(`[data-name="${kind in { sibling: 0, turn: 0 } ? `${kind} ${state[kind]}` : focused}"]`);
+    const again = view.querySelector(
+      `[data-name="${kind in { sibling: 0, turn: 0 } ? `${kind} ${state[kind]}` : focused}"]`,
+    );
     if (again) again.focus({ preventScroll: true });
     const pressed = view.querySelector('.sibling[aria-pressed="true"]');
     if (pressed) pressed.parentElement.scrollLeft = pressed.offsetLeft - pressed.parentElement.offsetLeft - 60;
   }
 
   function choice(name, label, values, pick) {
-    const options = values.map(([value, text]) => make("option", { value, selected: String(state[name]) === value }, text));
-    return make("label", null, label, make("select", { "data-name": name, change: (event) => pick(event.target.value) }, ...options));
+    const options = values.map(([value, text]) =>
+      make("option", { value, selected: String(state[name]) === value }, text),
+    );
+    return make(
+      "label",
+      null,
+      label,
+      make("select", { "data-name": name, change: (event) => pick(event.target.value) }, ...options),
+    );
   }
 
   function controls(all, group) {
@@ -57,26 +79,48 @@ function drawViewer(page, data) {
       { class: "controls" },
       choice("split", "split", plain(unique("split")), (split) => go({ split, ...first })),
       choice("step", "step", plain(unique("step")), (value) => go({ step: value, ...first })),
-      choice("outcome", "outcome", [["all", "all"], ["solved", "solved"], ["unsolved", "not solved"]], (outcome) => go({ outcome, ...first })),
-      choice("group", `group (${all.length ? state.group + 1 : 0} of ${all.length})`, all.map((one, index) => [String(index), name(one)]), (value) => go({ ...first, group: Number(value) })),
+      choice(
+        "outcome",
+        "outcome",
+        [
+          ["all", "all"],
+          ["solved", "solved"],
+          ["unsolved", "not solved"],
+        ],
+        (outcome) => go({ outcome, ...first }),
+      ),
+      choice(
+        "group",
+        `group (${all.length ? state.group + 1 : 0} of ${all.length})`,
+        all.map((one, index) => [String(index), name(one)]),
+        (value) => go({ ...first, group: Number(value) }),
+      ),
       make("button", { "data-name": "previous", disabled: state.group === 0, click: () => step(-1) }, "previous"),
       make("button", { "data-name": "next", disabled: state.group >= all.length - 1, click: () => step(1) }, "next"),
     );
   }
 
   const number = (value) => (value === null ? "–" : value.toFixed(3));
-  const outcome = (episode) => make("span", { class: episode.solved ? "good" : "bad" }, episode.solved ? "✓ solved" : "✗ not solved");
+  const outcome = (episode) =>
+    make("span", { class: episode.solved ? "good" : "bad" }, episode.solved ? "✓ solved" : "✗ not solved");
 
   function picture(path, alt) {
     const source = data.images[path];
-    return source ? make("img", { src: source, alt }) : make("div", { class: "missing" }, "image not in the run folder");
+    return source
+      ? make("img", { src: source, alt })
+      : make("div", { class: "missing" }, "image not in the run folder");
   }
 
   function siblingCard(episode, index) {
     const turn = episode.turns[Math.min(state.turn, episode.turns.length - 1)];
     return make(
       "button",
-      { class: "sibling", "data-name": `sibling ${index}`, "aria-pressed": String(index === state.sibling), click: () => go({ sibling: index }) },
+      {
+        class: "sibling",
+        "data-name": `sibling ${index}`,
+        "aria-pressed": String(index === state.sibling),
+        click: () => go({ sibling: index }),
+      },
       turn && turn.images.length ? picture(turn.images[0], "") : null,
       make("div", null, `sample ${episode.sample}`),
       outcome(episode),
@@ -87,16 +131,26 @@ function drawViewer(page, data) {
   }
 
   const field = (label, ...content) => make("div", { class: "field" }, make("div", null, label), ...content);
-  const text = (value, className) => make("pre", { class: `text ${className || ""}` }, value === "" ? "(empty)" : value);
+  const text = (value, className) =>
+    make("pre", { class: `text ${className || ""}` }, value === "" ? "(empty)" : value);
 
   function turnBar(episode) {
     const button = (turn, index) =>
       make(
         "button",
-        { "data-name": `turn ${index}`, "aria-label": `turn ${index + 1}`, "aria-pressed": String(index === state.turn), class: turn.action === null ? "bad" : "", click: () => go({ turn: index }) },
+        {
+          "data-name": `turn ${index}`,
+          "aria-label": `turn ${index + 1}`,
+          "aria-pressed": String(index === state.turn),
+          class: turn.action === null ? "bad" : "",
+          click: () => go({ turn: index }),
+        },
         String(index + 1),
       );
-    return field(`turn ${state.turn + 1} of ${episode.turns.length}; red ones held no valid action`, make("div", { class: "turns" }, ...episode.turns.map(button)));
+    return field(
+      `turn ${state.turn + 1} of ${episode.turns.length}; red ones held no valid action`,
+      make("div", { class: "turns" }, ...episode.turns.map(button)),
+    );
   }
 
   function turnFields(turn) {
@@ -111,26 +165,59 @@ function drawViewer(page, data) {
 
   function episodeView(episode) {
     const turn = episode.turns[state.turn];
-    const terms = Object.entries(episode.terms).map(([name, value]) => [words(name), value === null ? "abstained" : number(value)]);
-    const scores = [...terms, ["total", number(episode.total)], ["advantage", number(episode.advantage)]];
-    const images = turn ? turn.images.map((path, index) => picture(path, `observation ${index + 1} of turn ${state.turn + 1}`)) : [];
+    const terms = Object.entries(episode.terms).map(([name, value]) => [
+      words(name),
+      value === null ? "abstained" : exact(value),
+    ]);
+    const scores = [...terms, ["total", exact(episode.total)], ["advantage", exact(episode.advantage)]];
+    const images = turn
+      ? turn.images.map((path, index) => picture(path, `observation ${index + 1} of turn ${state.turn + 1}`))
+      : [];
     return make(
       "div",
       { class: "card" },
-      make("p", null, outcome(episode), ` · ended: ${words(episode.stop)}${episode.error ? ` (${episode.error})` : ""} · sample ${episode.sample} · step ${episode.step} · ${episode.split} · ${episode.task}`),
+      make(
+        "p",
+        null,
+        outcome(episode),
+        ` · ended: ${words(episode.stop)}${episode.error ? ` (${episode.error})` : ""} · sample ${episode.sample} · step ${episode.step} · ${episode.split} · ${episode.task}`,
+      ),
       make(
         "div",
         { class: "episode" },
-        make("div", { class: "picture" }, ...(images.length ? images : [make("div", { class: "missing" }, "no image in this turn")])),
-        make("div", null, ...(turn ? [turnBar(episode), ...turnFields(turn)] : [make("p", null, "This episode has no turns.")]), field("scores of the episode", table("", null, scores))),
+        make(
+          "div",
+          { class: "picture" },
+          ...(images.length ? images : [make("div", { class: "missing" }, "no image in this turn")]),
+        ),
+        make(
+          "div",
+          null,
+          ...(turn ? [turnBar(episode), ...turnFields(turn)] : [make("p", null, "This episode has no turns.")]),
+          field("scores of the episode", table("", null, scores)),
+        ),
       ),
-      episode.final_text === null ? null : make("details", null, make("summary", null, "last state, drawn by the environment"), text(episode.final_text, "drawing")),
+      episode.final_text === null
+        ? null
+        : make(
+            "details",
+            null,
+            make("summary", null, "last state, drawn by the environment"),
+            text(episode.final_text, "drawing"),
+          ),
     );
   }
 
   function draw(all, group) {
     if (!group.length) return [controls(all, group), make("p", null, "No episode passes these filters.")];
-    const siblings = group.length > 1 ? make("div", { class: "siblings", role: "group", "aria-label": "siblings of the group" }, ...group.map(siblingCard)) : null;
+    const siblings =
+      group.length > 1
+        ? make(
+            "div",
+            { class: "siblings", role: "group", "aria-label": "siblings of the group" },
+            ...group.map(siblingCard),
+          )
+        : null;
     return [controls(all, group), ...(siblings ? [siblings] : []), episodeView(group[state.sibling])];
   }
 
