@@ -281,7 +281,8 @@ def folder_words(conf: Path) -> list[str]:
     main = OmegaConf.load(conf / "config.yaml")
     assert isinstance(main, DictConfig)
     choices = {key: option for entry in main.defaults if isinstance(entry, DictConfig) for key, option in entry.items()}
-    words = [f"{key[9:]}={option}" for key, option in choices.items() if str(key).startswith("override hydra/")]
+    chosen = {str(key).removeprefix("override "): option for key, option in choices.items()}
+    words = [f"{key}={option}" for key, option in chosen.items() if key.startswith("hydra/")]
     return words + list(_flat("hydra", OmegaConf.to_container(main.hydra)))
 
 

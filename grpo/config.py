@@ -21,9 +21,24 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from grpo import config_text, schema
 from grpo.faults import ConfigError, Fault, explain, guess, join
 from grpo.interfaces import Env, Reward
-from grpo.schema import AlgorithmConfig, Component, RunConfig, RuntimeConfig, Strict
+from grpo.schema import AdapterConfig, AlgorithmConfig, Component, ModelConfig, RunConfig, RuntimeConfig, Strict
 
-__all__ = ["ConfigError", "Fault", "RunConfig", "build_env", "build_rewards", "load", "parse", "plain", "to_yaml"]
+__all__ = [
+    "AdapterConfig",
+    "AlgorithmConfig",
+    "ConfigError",
+    "Fault",
+    "ModelConfig",
+    "RunConfig",
+    "RuntimeConfig",
+    "build_env",
+    "build_rewards",
+    "devices",
+    "load",
+    "parse",
+    "plain",
+    "to_yaml",
+]
 
 T = TypeVar("T")
 

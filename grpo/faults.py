@@ -109,7 +109,7 @@ def _fault(detail: Any, model: type[BaseModel], data: Mapping[str, Any], prefix:
 def _wanted(kind: str, context: Mapping[str, Any], message: str) -> str:
     if kind in BOUNDS:
         sign, name = BOUNDS[kind]
-        return f"a number {sign} {context[name]}"
+        return f"a number {sign} {context[name]:g}"
     if kind == "literal_error":
         return "one of " + context["expected"].replace(" or ", ", ")
     if kind in ("string_too_short", "too_short"):

@@ -93,6 +93,9 @@ class NoAdapter(Strict):
     type: Literal["none"]
 
 
+AdapterConfig = Annotated[LoraAdapter | NoAdapter, Field(discriminator="type")]
+
+
 class AlgorithmConfig(Strict):
     name: Literal["grpo", "dr_grpo", "dapo", "gspo"]
     group_size: Annotated[int, AfterValidator(_comparable)]
@@ -194,6 +197,9 @@ class RuntimeConfig(Strict):
     per_device_batch_size: Positive
     eval_interval: Positive
     eval_episodes: Positive
+    """Of the validation split, each time."""
+    test_episodes: Positive
+    """Of the test split, for the closing table."""
     checkpoint_interval: Positive
     keep_checkpoints: Positive
     output_dir: Annotated[str, Field(min_length=1)]
@@ -204,7 +210,7 @@ class RunConfig(Strict):
     resume: str | None
     dry_run: bool
     model: ModelConfig
-    adapter: Annotated[LoraAdapter | NoAdapter, Field(discriminator="type")]
+    adapter: AdapterConfig
     algorithm: AlgorithmConfig
     reward: RewardConfig
     env: EnvConfig

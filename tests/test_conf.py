@@ -1,0 +1,131 @@
+"""Every option of every group, and every preset, composes, parses and builds its components."""
+
+from __future__ import annotations
+
+import configs
+import pytest
+import yaml
+
+from grpo.compose import GROUPS
+
+GIVEN = {"cluster=hyperpod": ["cluster.image=registry/image@sha256:0"], "experiment=maze_hyperpod": ["cluster.image=x"]}
+"""What an option leaves open on purpose (`???`)."""
+OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((configs.CONF / group).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_composes_with_the_defaults_and_no_second_word(option: str) -> None:
+    (run,) = configs.typed([option, *GIVEN.get(option, [])])
+    assert run.name
+
+
+@pytest.mark.parametrize("path", sorted(configs.CONF.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_a_file_opens_with_a_comment_that_says_what_it_is_for(path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+def test_the_groups_have_the_promised_options() -> None:
+    assert set(OPTIONS) >= {
+        *(f"model={name}" for name in ("tiny", "qwen3_vl_8b", "qwen3_vl_8b_sft", "qwen3_vl_2b")),
+        *(f"adapter={name}" for name in ("lora", "none")),
+        *(f"algorithm={name}" for name in ("grpo", "dr_grpo", "dapo", "gspo")),
+        *(f"reward={name}" for name in ("maze_strict", "maze_shaped", "maze_task_only", "vqa_strict")),
+        *(f"env={name}" for name in ("maze_2d_mini", "maze_2d_easy", "maze_2d_hard", "visgym", "manifest")),
+        *(f"engine={name}" for name in ("local", "skyrl")),
+        *(f"cluster={name}" for name in ("local", "ray", "hyperpod", "slurm")),
+        *(f"tracker={name}" for name in ("wandb", "none")),
+        *(f"experiment={name}" for name in ("maze_laptop", "maze_hyperpod")),
+    }
+
+
+def test_the_cluster_preset_has_the_documented_topology() -> None:
+    (run,) = configs.typed(["experiment=maze_hyperpod", "cluster.image=x"])
+    assert (run.cluster.nodes, run.cluster.gpus_per_node) == (3, 2)
+    assert (run.engine.num_engines, run.engine.placement, run.engine.gpu_memory_utilization) == (6, "colocated", 0.45)
+    assert (run.runtime.eval_episodes, run.runtime.eval_interval, run.runtime.checkpoint_interval) == (64, 10, 20)
+    assert run.adapter.rank == 32
+
+
+def test_options_of_an_algorithm_differ_from_grpo_only_where_the_papers_do() -> None:
+    grpo, dapo = (configs.typed([f"algorithm={name}"])[0].algorithm.model_dump() for name in ("grpo", "dapo"))
+    assert {key for key in grpo if grpo[key] != dapo[key]} == {"name", "clip_high", "loss_aggregation"}
+
+
+def test_learning_rates_in_files_are_numbers() -> None:
+    (run,) = configs.typed(["experiment=maze_hyperpod", "cluster.image=x"])
+    assert run.algorithm.learning_rate == 1e-6
+    # Plain PyYAML takes 1e-6 for text; whoever reads conf/ with it must see that in the file, not guess.
+    raw = yaml.safe_load((configs.CONF / "experiment/maze_hyperpod.yaml").read_text())
+    assert float(raw["algorithm"]["learning_rate"]) == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["adapter=null"], "adapter: null is no option; nothing is chosen by name: adapter=none"),
+        (["reward=maze_strickt"], "reward: no option 'maze_strickt'; did you mean maze_strict?"),
+        (["+algorithm.grop_size=8"], "algorithm.grop_size: no such key; did you mean group_size?"),
+        (["++algorithm.grop_size=8"], "algorithm.grop_size: no such key; did you mean group_size?"),
+        (["algorithm.grop_size=8"], "algorithm.grop_size: no such key; did you mean group_size?"),
+        (["algorithm.group_size=4,8"], "algorithm.group_size: 4,8 means several values: add -m to sweep over them"),
+        (["adapter.target_modules=q_proj,v_proj"], "or write a list as [q_proj,v_proj]"),
+        (["name=${algorithm.grp}"], "Interpolation key 'algorithm.grp' not found; did you mean algorithm.group_size?"),
+        ([r"adapter.target_modules=.*\.(q_proj|v_proj)"], r"""'adapter.target_modules=".*\.(q_proj|v_proj)"'"""),
+        (["~algorithm.clip_low"], "algorithm.clip_low: missing"),
+        (["~adapter"], "adapter: missing"),
+        (["cluster=hyperpod"], "cluster.image: must be given"),
+        (["modle=tiny"], "modle: no such key; did you mean model?"),
+        (["train"], "'train' is no key=value"),
+    ],
+)  # fmt: skip
+def test_a_word_that_cannot_be_meant_is_refused_by_us(words: list[str], told: str) -> None:
+    (found,) = configs.refusal(*words)
+    assert told in found
+
+
+def test_the_quoted_form_that_the_hint_shows_works() -> None:
+    (run,) = configs.typed([r'adapter.target_modules=".*\.(q_proj|v_proj)"'])
+    assert run.adapter.target_modules == r".*\.(q_proj|v_proj)"
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("[q_proj,v_proj]", ["q_proj", "v_proj"]), (r"['a\\','b']", ["a\\", "b"]), ("all-linear", "all-linear")],
+)
+def test_lists_and_text_for_target_modules_are_told_apart(word: str, value: object) -> None:
+    (run,) = configs.typed([f"adapter.target_modules={word}"])
+    assert run.adapter.target_modules == value
+
+
+@pytest.mark.parametrize("text", ["695e0514", "1E234", "0123", "12345", "true", "1e5", "nan"])
+def test_text_keys_keep_on_the_command_line_what_was_typed(text: str) -> None:
+    (run,) = configs.typed([f"model.revision={text}", f"name={text}"])
+    assert (run.model.revision, run.name) == (text, text)
+
+
+def test_text_keys_keep_what_was_typed_in_a_sweep_and_null_stays_null() -> None:
+    runs = configs.typed(["model.revision=695e0514,null,abc"], sweep=True)
+    assert [run.model.revision for run in runs] == ["695e0514", None, "abc"]
+
+
+def test_a_plus_before_a_known_key_or_group_changes_nothing() -> None:
+    (run,) = configs.typed(["+algorithm.group_size=4", "+experiment=maze_laptop", "++reward=maze_shaped"])
+    assert (run.algorithm.group_size, run.name) == (4, "maze_laptop")
+
+
+def test_every_trial_of_a_sweep_is_checked_and_a_fault_names_its_trials() -> None:
+    found = configs.refusal("algorithm.group_size=4,1", "adapter.rank=0,8", sweep=True)
+    assert [told.split(":")[0] for told in found] == ["adapter.rank", "algorithm.group_size"]
+    assert "[in 2 of 4 trials: algorithm.group_size=4 adapter.rank=0; " in found[0]
+
+
+def test_a_fault_of_all_trials_is_told_once() -> None:
+    assert configs.refusal("algorithm.group_size=4,8", "adapter.rank=600", sweep=True) == [
+        "adapter.rank: wants a number <= 512, got 600"
+    ]
+
+
+@pytest.mark.parametrize("word", ["cluster=local,ray", "hydra/launcher=basic,grpo_local", "resume=a,b"])
+def test_what_a_sweep_chooses_once_cannot_be_swept(word: str) -> None:
+    (told,) = configs.refusal(word, sweep=True)
+    assert "cannot be swept" in told

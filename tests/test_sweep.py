@@ -1,0 +1,190 @@
+"""Local sweeps: a process a trial, failures told and not hidden, the same command again runs what is missing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import configs
+import pytest
+from rich.console import Console
+from test_cli import train
+
+from grpo.config import ConfigError
+from launchers import local
+from launchers.local import Job, TrialRecord
+
+QUICK = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+seed = int(folder.joinpath("config.yaml").read_text().split("seed: ")[1].split()[0])
+folder.joinpath("starts").open("a").write("x")
+print("seed", seed)
+if seed == 3:
+    sys.exit("seed 3 is broken")
+if seed != 4:
+    folder.joinpath("result.json").write_text(json.dumps({"objective": float("nan") if seed == 5 else seed / 10}))
+"""
+
+
+def quick(folder: Path) -> list[str]:
+    """A trial that takes milliseconds; its objective is a tenth of its seed."""
+    return [sys.executable, "-c", QUICK, str(folder)]
+
+
+def job(seed: int, number: int) -> Job:
+    return Job(overrides=(f"runtime.seed={seed}",), folder=str(number), run=configs.run({"runtime.seed": seed}))
+
+
+def launch(sweep: Path, *seeds: int, stop: bool = False) -> tuple[list[TrialRecord], str]:
+    console = Console(file=io.StringIO(), width=400)
+    jobs = [job(seed, number) for number, seed in enumerate(seeds)]
+    records = local.launch(jobs, sweep, stop_on_error=stop, console=console, command=quick)
+    assert isinstance(console.file, io.StringIO)
+    return records, console.file.getvalue()
+
+
+def test_trials_run_in_order_and_their_objectives_come_back(tmp_path: Path) -> None:
+    records, _ = launch(tmp_path, 2, 1)
+    assert [(record.folder, record.state, record.objective) for record in records] == [
+        ("0", "finished", 0.2),
+        ("1", "finished", 0.1),
+    ]
+    assert (tmp_path / "0/output.log").read_text() == "seed 2\n"
+
+
+def test_a_failure_is_told_when_it_happens_and_hides_no_other(tmp_path: Path) -> None:
+    records, told = launch(tmp_path, 3, 4, 5, 1)
+    assert [record.state for record in records] == ["failed", "failed", "failed", "finished"]
+    reasons = [record.reason or "" for record in records]
+    assert reasons[0].startswith("exit code 1: seed 3 is broken; see ")
+    assert reasons[1].startswith("it left no objective in ")
+    assert reasons[2] == "its objective is no finite number: nan"
+    assert told.index("seed 3 is broken") < told.index("trial 1: runtime.seed=4 started")
+
+
+def test_a_killed_trial_is_a_failed_one(tmp_path: Path) -> None:
+    kill = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    console = Console(file=io.StringIO())
+    (record,) = local.launch([job(1, 0)], tmp_path, stop_on_error=False, console=console, command=lambda folder: kill)
+    assert (record.reason or "").startswith("killed by SIGKILL: no output")
+
+
+def test_stop_on_error_says_how_many_were_not_run(tmp_path: Path) -> None:
+    records, told = launch(tmp_path, 1, 3, 2, 6, stop=True)
+    assert [record.state for record in records] == ["finished", "failed", "waiting", "waiting"]
+    assert "2 trial(s) were not run" in told
+
+
+def test_the_same_sweep_again_runs_only_what_has_no_result(tmp_path: Path) -> None:
+    launch(tmp_path, 1, 3)
+    records, told = launch(tmp_path, 1, 3, 2)
+    assert [record.state for record in records] == ["finished", "failed", "finished"]
+    assert "trial 0: runtime.seed=1 finished" in told and "(done before)" in told
+    assert (tmp_path / "0/starts").read_text() == "x"
+    assert (tmp_path / "1_attempt_1/output.log").exists()
+    assert (tmp_path / "1/starts").read_text() == "x"
+
+
+def test_trials_are_known_by_their_config_and_not_by_their_place(tmp_path: Path) -> None:
+    launch(tmp_path, 1, 2)
+    records, _ = launch(tmp_path, 2, 7, 1)
+    assert [(record.folder, record.objective) for record in records] == [("1", 0.2), ("2", 0.7), ("0", 0.1)]
+
+
+def test_a_trial_with_a_checkpoint_is_resumed_in_place(tmp_path: Path) -> None:
+    launch(tmp_path, 3)
+    (tmp_path / "0/checkpoints/step_000010").mkdir(parents=True)
+    (tmp_path / "0/checkpoints/step_000010/DONE").touch()
+    assert local.trial_command(tmp_path / "0")[-1] == f"resume={tmp_path}/0"
+    launch(tmp_path, 3)
+    assert (tmp_path / "0/starts").read_text() == "xx"
+
+
+def test_names_and_folders_do_not_make_another_trial() -> None:
+    elsewhere = configs.run({"name": "other", "runtime.output_dir": "/tmp/x"})
+    assert local.fingerprint(elsewhere) == local.fingerprint(configs.run())
+    assert local.fingerprint(configs.run({"adapter.rank": 8})) != local.fingerprint(configs.run())
+
+
+def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
+    with local._locked(tmp_path), pytest.raises(ConfigError, match="another process runs the trials"):
+        launch(tmp_path, 1)
+
+
+def test_the_closing_table_is_sorted_by_the_objective_and_written_as_csv(tmp_path: Path) -> None:
+    launch(tmp_path, 1, 3, 7)
+    console = Console(file=io.StringIO(), width=200)
+    assert local.finish(tmp_path, console) == 1
+    rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
+    assert [(row["runtime.seed"], row["objective"], row["state"]) for row in rows] == [
+        ("7", "0.7", "finished"),
+        ("1", "0.1", "finished"),
+        ("3", "", "failed"),
+    ]
+
+
+def sweep_folder(where: Path) -> Path:
+    (folder,) = where.glob("outputs/maze/sweep_*")
+    return folder
+
+
+def test_a_sweep_from_the_command_line_ends_with_1_after_a_failure_and_goes_on_when_given_its_folder(
+    tmp_path: Path,
+) -> None:
+    words = ["-m", "runtime.seed=3,1", "algorithm.learning_rate=1e-3,2e-3"]
+    done = train(*words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    folder = sweep_folder(tmp_path)
+    states = [trial["state"] for trial in json.loads((folder / "sweep.json").read_text())["trials"]]
+    assert states == ["failed", "failed", "finished", "finished"]
+    assert "exit code 1: RuntimeError: seed 3 is broken" in done.stdout
+    again = train(
+        "-m", "runtime.seed=1", "algorithm.learning_rate=1e-3,2e-3", f"hydra.sweep.dir={folder}", cwd=tmp_path
+    )
+    assert again.stdout.count("(done before)") == 2
+    assert sweep_folder(tmp_path) == folder
+
+
+def test_a_sweep_with_one_impossible_trial_starts_none(tmp_path: Path) -> None:
+    done = train("-m", "algorithm.group_size=4,1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "in 1 of 2 trials: algorithm.group_size=1" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimising_sweeper_gets_the_objective(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    optuna = ["hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.n_trials=3"]
+    done = train("-m", *optuna, "hydra.sweeper.n_jobs=1", "algorithm.learning_rate=choice(1e-3,2e-3)", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = (sweep_folder(tmp_path) / "optimization_results.yaml").read_text()
+    records = local.read(sweep_folder(tmp_path))
+    assert f"best_value: {max(record.objective or 0 for record in records)}" in found
+
+
+def test_an_unknown_answer_to_failures_is_refused(tmp_path: Path) -> None:
+    done = train("-m", "runtime.seed=0,1", "hydra.launcher.on_error=halt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "config error: hydra.launcher.on_error: wants 'continue' or 'stop', got 'halt'\n",
+    )
+
+
+def test_an_interrupt_stops_the_running_trial_and_records_it(tmp_path: Path) -> None:
+    command = [sys.executable, str(configs.ROOT / "tests/stub_train.py"), "-m", "runtime.seed=6,1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("outputs/maze/sweep_*/0/overrides.txt")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "trial 0 interrupted; the same command with hydra.sweep.dir=" in told
+    assert [record.state for record in local.read(sweep_folder(tmp_path))] == ["interrupted", "waiting"]
