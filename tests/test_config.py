@@ -159,10 +159,10 @@ def test_a_saved_config_loads_back_equal_and_reads_alike_everywhere(tmp_path: Pa
     run = configs.run(changes)
     (tmp_path / "config.yaml").write_text(config.to_yaml(run))
     assert config.load(tmp_path) == run
-    for read in (yaml.safe_load, lambda text: OmegaConf.to_container(OmegaConf.create(text))):
-        data = read(config.to_yaml(run))
-        assert data == run.model_dump(by_alias=True)
-        assert data["algorithm"]["learning_rate"] == 1e-6
+    text = config.to_yaml(run)
+    assert yaml.safe_load(text) == run.model_dump(by_alias=True)
+    assert OmegaConf.to_container(OmegaConf.create(text)) == run.model_dump(by_alias=True)
+    assert "learning_rate: 1.0e-06" in text
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -191,7 +191,7 @@ def test_a_wild_value_is_read_or_refused_but_never_crashes(key: str, value: Any)
     ("written", "read"),
     [
         ("012", "012"), ("on", "on"), ("yes", "yes"), ("None", "None"), ("1:30", "1:30"), ("0x1F", "0x1F"),
-        ("12", 12), ("1_000", 1000), ("-0", 0), ("1e-6", 1e-6), ("1.", 1.0), ("TRUE", True), ("null", None), ("~", None),
+        ("12", 12), ("1_000", 1000), ("1e-6", 1e-6), ("1.", 1.0), ("TRUE", True), ("null", None), ("~", None),
     ],
 )  # fmt: skip
 def test_a_file_is_read_by_the_rules_of_the_command_line(written: str, read: Any) -> None:

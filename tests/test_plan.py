@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import configs
 import pytest
 
-from grpo import config, plan
+from grpo import plan
 from grpo.faults import ConfigError
+from grpo.interfaces import Env, Episode
+from grpo.types import Split, Task
 
 
 def test_the_numbers_of_a_run_follow_from_its_config() -> None:
@@ -40,25 +44,43 @@ def test_a_budget_below_the_shortest_solution_is_refused_with_the_number_that_wo
 
 def test_a_budget_that_leaves_tasks_out_of_reach_is_warned_about_with_the_share() -> None:
     run = configs.run({"env.max_turns": 12})
-    reached = plan.ceilings(run)
-    assert 0 < reached["validation"].share < 1
-    told = [warning for warning in plan.warnings(run, reached) if "validation" in warning]
-    assert f"{reached['validation'].share:.1%} of the validation tasks" in told[0]
+    reached = plan.Ceiling(solvable=3, tasks=4, fewest_turns=9, most_turns=17)
+    assert plan.warnings(run, {"validation": reached}) == [
+        "env.max_turns=12 lets only 75.0% of the validation tasks be solved at all; 17 turns reach all"
+    ]
 
 
 def test_the_default_run_reaches_everything_and_warns_of_nothing() -> None:
     run = configs.run()
     reached = plan.ceilings(run)
-    assert {reach.share for reach in reached.values()} == {1.0}
+    assert [reach and reach.share for reach in reached.values()] == [1.0, 1.0, 1.0]
     assert plan.warnings(run, reached) == []
 
 
-def test_the_ceiling_counts_tasks_within_the_budget() -> None:
-    run = configs.run()
-    env = config.build_env(run)
-    found = plan.ceiling(env, "test", seed=0, tasks=8)
-    needed = [env.min_turns(task) for task in env.tasks("test", 8, 0)]
-    assert (found.tasks, found.fewest_turns, found.most_turns) == (8, min(needed), max(needed))
+@dataclass(frozen=True, kw_only=True)
+class KnownTurns(Env):
+    """Tasks that need the given numbers of turns."""
+
+    max_turns: int
+    needed: tuple[int | None, ...]
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        return [Task(id=str(index), split=split, seed=seed, data={}) for index in range(len(self.needed))]
+
+    def min_turns(self, task: Task) -> int | None:
+        return self.needed[int(task.id)]
+
+    def episode(self, task: Task) -> Episode:
+        raise AssertionError("a ceiling plays nothing")
+
+
+def test_the_ceiling_counts_the_tasks_within_the_budget() -> None:
+    found = plan.ceiling(KnownTurns(max_turns=5, needed=(9, 3, 5)), "test", seed=0)
+    assert found == plan.Ceiling(solvable=2, tasks=3, fewest_turns=3, most_turns=9)
+
+
+def test_there_is_no_ceiling_where_the_env_cannot_know() -> None:
+    assert plan.ceiling(KnownTurns(max_turns=5, needed=(3, None)), "test", seed=0) is None
 
 
 def test_a_hub_model_without_a_revision_is_warned_about() -> None:
