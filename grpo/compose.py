@@ -116,13 +116,14 @@ def normalised(
     words = [
         _normalised(override, hydra_loader)
         for override, fault in checked
-        if not fault and override.key_or_group.split(".")[0] not in broken
+        if not fault and override.key_or_group.split(".")[0] not in broken and not _chooses_nothing(override)
     ]
     return words, faults
 
 
-def _is_group(override: Override, hydra_loader: ConfigLoader) -> bool:
-    return bool(options(hydra_loader, override.key_or_group))
+def _chooses_nothing(override: Override) -> bool:
+    """`experiment=null`, which is what no word means too, and which Hydra cannot read."""
+    return override.key_or_group == "experiment" and not override.is_delete() and override.value() is None
 
 
 def options(hydra_loader: ConfigLoader, group: str) -> list[str]:
@@ -134,7 +135,7 @@ def _normalised(override: Override, hydra_loader: ConfigLoader) -> str:
     word = override.input_line
     if override.is_delete() or override.is_hydra_override() or override.package is not None:
         return word
-    if _is_group(override, hydra_loader):
+    if options(hydra_loader, override.key_or_group):
         return word.lstrip("+")
     return f"++{override.key_or_group}={_as_text(override)}"
 
@@ -155,7 +156,7 @@ def _as_text(override: Override) -> str:
 def _option_fault(override: Override, hydra_loader: ConfigLoader) -> Fault | None:
     group = override.key_or_group
     known = options(hydra_loader, group)
-    if override.is_delete() or not known or (group == "experiment" and override.value() is None):
+    if override.is_delete() or not known or _chooses_nothing(override):
         return None
     told = f"{group} takes one of {', '.join(known)}"
     for choice in _choices(override):
@@ -165,9 +166,8 @@ def _option_fault(override: Override, hydra_loader: ConfigLoader) -> Fault | Non
         names = choice if isinstance(choice, list) else [choice]
         for name in names:
             if not isinstance(name, str):
-                return Fault(
-                    key=group, problem=f"{name!r} is no option; {told}; single keys are changed as {group}.KEY="
-                )
+                problem = f"{name!r} is no option; {told}; single keys are changed as {group}.KEY="
+                return Fault(key=group, problem=problem)
             if name not in known:
                 return Fault(key=group, problem=f"no option {name!r}{guess(name, known)} ({told})")
     return None
@@ -180,7 +180,8 @@ def _sweep_fault(override: Override, sweep: bool) -> Fault | None:
     if not sweep:
         problem = f"{typed} means several values: add -m to sweep over them, or write a list as [{typed}]"
         return Fault(key=key, problem=problem)
-    if override.is_hydra_override() or key.split(".")[0] in ("cluster", "resume", "dry_run"):
+    once = override.is_hydra_override() or key.split(".")[0] in ("cluster", "resume", "dry_run")
+    if once or override.is_delete():
         reason = "is chosen once for a whole sweep, before its trials are composed"
         return Fault(key=key, problem=f"cannot be swept ({typed}): it {reason}; give one value")
     return None
@@ -260,9 +261,8 @@ def _combinations(overrides: Iterable[Override]) -> list[tuple[tuple[str, ...], 
         key = override.get_key_element()
         assert override.input_line is not None
         swept = override.is_sweep_override()
-        columns[key] = (
-            [(swept, f"{key}={text}") for text in _texts(override)] if swept else [(False, override.input_line)]
-        )
+        words = [f"{key}={text}" for text in _texts(override)] if swept else [override.input_line]
+        columns[key] = [(swept, word) for word in words]
     return [
         (tuple(word.lstrip("+") for swept, word in row if swept), [word for _, word in row])
         for row in product(*columns.values())

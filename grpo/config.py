@@ -147,10 +147,8 @@ def _row_faults(algorithm: AlgorithmConfig, runtime: RuntimeConfig, device_count
     rows, updates = algorithm.prompts_per_step * algorithm.group_size, algorithm.updates_per_step
     if rows % updates:
         fit = _divisors(rows)
-        problem = (
-            f"{updates} updates do not divide a step's {rows} rows (prompts_per_step x group_size); use one of {fit}"
-        )
-        return [Fault(key="algorithm.updates_per_step", problem=problem)]
+        told = f"{updates} updates do not divide a step's {rows} rows (prompts_per_step x group_size)"
+        return [Fault(key="algorithm.updates_per_step", problem=f"{told}; use one of {fit}")]
     per_update, size = rows // updates, runtime.per_device_batch_size
     if per_update % (device_count * size) == 0:
         return []
@@ -158,11 +156,8 @@ def _row_faults(algorithm: AlgorithmConfig, runtime: RuntimeConfig, device_count
     if per_update % device_count:
         wanted = f"prompts_per_step x group_size / updates_per_step must be a multiple of {device_count}"
         return [Fault(key="algorithm.prompts_per_step", problem=f"{told}; {wanted}")]
-    return [
-        Fault(
-            key="runtime.per_device_batch_size", problem=f"{told}; use one of {_divisors(per_update // device_count)}"
-        )
-    ]
+    fit = _divisors(per_update // device_count)
+    return [Fault(key="runtime.per_device_batch_size", problem=f"{told}; use one of {fit}")]
 
 
 def _divisors(number: int) -> str:

@@ -11,6 +11,7 @@ import csv
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -101,7 +102,7 @@ def launch(
     *,
     stop_on_error: bool,
     console: Console,
-    command: Callable[[Path], list[str]] | None = None,
+    command: Callable[[Path], list[str]] = trial_command,
 ) -> list[TrialRecord]:
     """Run the jobs that have no result in `sweep` yet; one record a job, in their order.
 
@@ -121,7 +122,7 @@ def launch(
                     soft_wrap=True,
                 )
                 continue
-            _run(place, records, jobs[number], sweep, command or trial_command, console)
+            _run(place, records, jobs[number], sweep, command, console)
             if stop_on_error and records[place].state == "failed":
                 left = sum(records[other].state != "finished" for other in places[number + 1 :])
                 console.print(
@@ -141,8 +142,8 @@ def _place(job: Job, records: list[TrialRecord]) -> int:
     if known:
         return known[0]
     taken = {record.folder for record in records}
-    numbered = (str(number) for number in range(len(records), len(records) + len(taken) + 1))
-    folder = job.folder if job.folder not in taken else next(name for name in numbered if name not in taken)
+    names = itertools.chain([job.folder], map(str, itertools.count(len(records))))
+    folder = next(name for name in names if name not in taken)
     records.append(
         TrialRecord(
             overrides=job.overrides,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import configs
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo.compose import GROUPS
 
@@ -77,6 +79,7 @@ def test_learning_rates_in_files_are_numbers() -> None:
         (["~algorithm.clip_low"], "algorithm.clip_low: missing"),
         (["~adapter"], "adapter: missing"),
         (["cluster=hyperpod"], "cluster.image: must be given"),
+        (["hydra.foo=1"], "Could not override 'hydra.foo'"),
         (["modle=tiny"], "modle: no such key; did you mean model?"),
         (["train"], "'train' is no key=value"),
     ],
@@ -112,6 +115,8 @@ def test_text_keys_keep_what_was_typed_in_a_sweep_and_null_stays_null() -> None:
 
 
 def test_a_plus_before_a_known_key_or_group_changes_nothing() -> None:
+    (run,) = configs.typed(["experiment=null", "name=maze_laptop"])
+    assert run.name == "maze_laptop"
     (run,) = configs.typed(["+algorithm.group_size=4", "+experiment=maze_laptop", "++reward=maze_shaped"])
     assert (run.algorithm.group_size, run.name) == (4, "maze_laptop")
 
@@ -132,3 +137,45 @@ def test_a_fault_of_all_trials_is_told_once() -> None:
 def test_what_a_sweep_chooses_once_cannot_be_swept(word: str) -> None:
     (told,) = configs.refusal(word, sweep=True)
     assert "cannot be swept" in told
+
+
+KEYS = (
+    "name",
+    "algorithm.group_size",
+    "adapter",
+    "experiment",
+    "+x",
+    "~env",
+    "~env.size",
+    "hydra.foo",
+    "reward.gate",
+    "",
+)
+VALUES = (
+    "",
+    "null",
+    "1",
+    "a,b",
+    "[1,2]",
+    "{a:1}",
+    "${x}",
+    "${",
+    "'",
+    "(",
+    "range(1,3)",
+    "glob(*)",
+    "\\",
+    "1e999",
+    "???",
+    "é",
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    words=st.lists(st.builds("{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)), min_size=1, max_size=2),
+    sweep=st.booleans(),
+)
+def test_wild_words_are_read_or_refused_but_never_crash(words: list[str], sweep: bool) -> None:
+    for told in configs.refusal(*words, sweep=sweep):
+        assert told
