@@ -156,9 +156,12 @@ def _as_text(override: Override) -> str:
 def _option_fault(override: Override, hydra_loader: ConfigLoader) -> Fault | None:
     group = override.key_or_group
     known = options(hydra_loader, group)
-    if override.is_delete() or not known or _chooses_nothing(override):
+    if not known or _chooses_nothing(override):
         return None
     told = f"{group} takes one of {', '.join(known)}"
+    if override.is_delete():
+        is_name = override.value() is None or isinstance(override.value(), str)
+        return None if is_name else Fault(key=group, problem=f"{override.input_line} names no option ({told})")
     for choice in _choices(override):
         if choice is None:
             instead = f"; nothing is chosen by name: {group}=none" if "none" in known else ""
