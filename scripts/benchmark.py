@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# Where Hydra looks for the sweep launcher that conf/ names.
+sys.path.append(f"{sys.path[0]}/launchers/plugin")
 
 from rich.console import Console
 from rich.table import Table
 
+from grpo.faults import ConfigError
 from scripts.benchmarks.measure import Figure, Result, machine
 
 BENCHMARKS = {
@@ -39,9 +42,10 @@ BENCHMARKS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 done, 1 a benchmark failed (the others are still shown)."""
+    """The exit code: 0 done, 1 a benchmark failed (the others are still shown), 2 the overrides are wrong."""
     options = parse(arguments)
-    console = Console()
+    # In a file or a pipe, rich would squeeze the table into 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     names = list(BENCHMARKS) if options.benchmark == "all" else [options.benchmark]
     about = machine()
     results, failed = [], []
@@ -49,6 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         console.print(f"{name}: {BENCHMARKS[name]} …", highlight=False)
         try:
             results.append(import_module(f"scripts.benchmarks.{name}").measure(options))
+        except ConfigError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
         except RuntimeError as error:
             console.print(f"{name} failed: {error}", markup=False, highlight=False, style="red")
             failed.append(name)
