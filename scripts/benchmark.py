@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.output:
             content = {"machine": about, "results": [asdict(result) for result in results], "failed": failed}
             options.output.write_text(json.dumps(content, indent=2) + "\n")
-    show(about, results, console)
+    if results:
+        show(about, results, console)
     if options.output:
         console.print(f"written: {options.output}", highlight=False, soft_wrap=True)
     return 1 if failed else 0

@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 from grpo import compose
 from grpo.faults import ConfigError
 from grpo.policy import Policy, load_policy
-from grpo.schema import RunConfig
+from grpo.schema import NoAdapter, RunConfig
 from scripts.benchmarks.paths import CONF
 
 
@@ -23,6 +23,10 @@ def configured(words: Sequence[str]) -> RunConfig:
     if faults or more or last:
         raise ConfigError([*faults, *more, *last])
     return trials[0].run
+
+
+def without_adapter(run: RunConfig) -> RunConfig:
+    return run.model_copy(update={"adapter": NoAdapter(type="none")})
 
 
 def fresh_policy(run: RunConfig) -> Policy:

@@ -23,7 +23,7 @@ from grpo.interfaces import Env, Episode
 from grpo.policy import Policy
 from grpo.rollout import play
 from grpo.types import Observation, Task
-from scripts.benchmarks.configured import configured, fresh_policy
+from scripts.benchmarks.configured import configured, fresh_policy, without_adapter
 from scripts.benchmarks.measure import Result, Spent, Stopwatch, faster
 
 Actions = list[list[str | None]]
@@ -39,7 +39,7 @@ class Played:
 def measure(options: argparse.Namespace) -> Result:
     """Raises RuntimeError if the two disagree about a single action."""
     path = f"model.name_or_path={quoted(options.model)}"
-    run = configured([path, "adapter=none", "tracker=none", *options.words])
+    run = without_adapter(configured([path, "tracker=none", *options.words]))
     env = build_env(run)
     tasks = env.tasks("test", options.episodes, seed=0)
     limit = run.algorithm.max_completion_tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +24,11 @@ from grpo.interfaces import Env
 from grpo.policy import matched_modules, model_path
 from grpo.randomness import seed as seed_of
 from grpo.reward import Mixture
-from grpo.schema import LoraAdapter, NoAdapter, RunConfig
+from grpo.schema import LoraAdapter, RunConfig
 from grpo.tracking import RunLog, make_tracker
 from grpo.types import Task
-from scripts.benchmarks.configured import configured, fresh_policy
-from scripts.benchmarks.measure import Result, Stopwatch, alone, checked, run_command, shorter
+from scripts.benchmarks.configured import configured, fresh_policy, without_adapter
+from scripts.benchmarks.measure import Figure, Result, Stopwatch, checked, run_command, shorter
 from scripts.benchmarks.paths import PEERS
 
 HOW_TO = (
@@ -54,32 +54,27 @@ def measure(options: argparse.Namespace) -> Result:
         env.tasks("train", run.algorithm.prompts_per_step, seed_of(run.runtime.seed, "tasks", step))
         for step in range(1, options.steps + 1)
     ]
-    mine, all_rows = play_and_train(run, env, tasks), play_and_train(everything, env, tasks)
+    mine, all_groups = play_and_train(run, env, tasks), play_and_train(everything, env, tasks)
     peer = trl_steps(run, tasks, options) if options.trl_python else None
     theirs: Sequence[Step] = peer["steps"] if peer else []
-    episodes = run.algorithm.prompts_per_step * run.algorithm.group_size
-    name = f"GRPO step of {episodes} episodes"
-    figures = [
-        shorter(name, "CPU s", _typical(mine, "cpu_seconds"), _typical(theirs, "cpu_seconds"), goal=9),
-        shorter(f"{name}, by the clock", "s", _typical(mine, "wall_seconds"), _typical(theirs, "wall_seconds")),
-        shorter("the same per 1000 sampled tokens", "CPU s", _per_1000(mine), _per_1000(theirs), goal=9),
-        shorter(
-            "its rollouts", "CPU s", _typical(mine, "rollout_cpu_seconds"), _typical(theirs, "rollout_cpu_seconds")
-        ),
-        shorter(
-            "groups without signal trained too",
-            "CPU s",
-            _typical(all_rows, "cpu_seconds"),
-            _typical(theirs, "cpu_seconds"),
-        ),
-        alone("sampled tokens a step", "tokens", _typical(mine, "tokens")),
-    ]
+
+    def compare(name: str, unit: str, of: Callable[[Step], float], ours: Sequence[Step], goal: float | None) -> Figure:
+        return shorter(name, unit, median(map(of, ours)), median(map(of, theirs)) if theirs else None, goal)
+
+    name = f"GRPO step of {run.algorithm.prompts_per_step * run.algorithm.group_size} episodes"
+    figures = (
+        compare(name, "CPU s", lambda step: step["cpu_seconds"], mine, 9),
+        compare("per 1000 sampled tokens", "CPU s", lambda step: 1000 * step["cpu_seconds"] / step["tokens"], mine, 9),
+        compare("its rollouts", "CPU s", lambda step: step["rollout_cpu_seconds"], mine, None),
+        compare("with groups without signal trained too", "CPU s", lambda step: step["cpu_seconds"], all_groups, None),
+        compare(f"{name}, by the clock", "s", lambda step: step["wall_seconds"], mine, None),
+    )
     remarks = [_amount("ours", mine), _amount("TRL", theirs)] if peer else [f"without TRL; to compare: {HOW_TO}"]
     return Result(
         name="step",
         peer="TRL GRPOTrainer" + (f" {peer['versions']['trl']}" if peer else ""),
-        figures=tuple(figures),
-        details={"ours": mine, "ours_with_all_groups": all_rows, "trl": peer},
+        figures=figures,
+        details={"ours": mine, "ours_with_all_groups": all_groups, "trl": peer},
         remarks=tuple(remarks),
     )
 
@@ -124,7 +119,10 @@ def _one_step(parts: local.Parts, tasks: Sequence[Task], step: int) -> Step:
 
 
 def trl_steps(run: RunConfig, tasks: Sequence[Sequence[Task]], options: argparse.Namespace) -> dict[str, Any]:
-    """What trl_step.py measured on these tasks. Raises RuntimeError if its process fails."""
+    """What trl_step.py measured on these tasks.
+
+    Raises RuntimeError if its process fails or trains another number of parameters.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
         job.write_text(json.dumps(trl_job(run, tasks, options.model, scratch)))
@@ -135,15 +133,22 @@ def trl_steps(run: RunConfig, tasks: Sequence[Sequence[Task]], options: argparse
             environment={"OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"},
         )
         checked(finished, f"TRL under {options.trl_python} (needed: {HOW_TO})")
-        return json.loads(result.read_text()) | {"peak_gib": finished.peak_gib}
+        measured = json.loads(result.read_text())
+    trainable = sum(parameter.numel() for parameter in fresh_policy(run).trainable)
+    if measured["trainable_parameters"] != trainable:
+        raise RuntimeError(
+            f"TRL trains {measured['trainable_parameters']} parameters, ours {trainable}: not the same work"
+        )
+    return measured | {"peak_gib": finished.peak_gib}
 
 
 def trl_job(run: RunConfig, tasks: Sequence[Sequence[Task]], model: str, scratch: str) -> dict[str, Any]:
-    """The config as trl_step.py reads it."""
-    assert isinstance(run.adapter, LoraAdapter)
+    """The config as trl_step.py reads it. Raises RuntimeError for a run without LoRA."""
+    if not isinstance(run.adapter, LoraAdapter):
+        raise RuntimeError(f"adapter.type={run.adapter.type}: TRL's side trains a LoRA adapter; use adapter=lora")
     algorithm = run.algorithm
-    bare = fresh_policy(run.model_copy(update={"adapter": NoAdapter(type="none")}))
-    targets = matched_modules(bare.model, run.adapter.target_modules, run.adapter.exclude_modules)
+    network = fresh_policy(without_adapter(run)).model
+    targets = matched_modules(network, run.adapter.target_modules, run.adapter.exclude_modules)
     return {
         "env": {name: value for name, value in run.env.model_dump(by_alias=True).items() if name != "_target_"},
         "model": str(Path(model_path(model)).resolve()),
@@ -169,14 +174,6 @@ def trl_job(run: RunConfig, tasks: Sequence[Sequence[Task]], model: str, scratch
     }
 
 
-def _typical(steps: Sequence[Step], key: str) -> Any:
-    return median(step[key] for step in steps) if steps else None
-
-
-def _per_1000(steps: Sequence[Step]) -> Any:
-    return median(1000 * step["cpu_seconds"] / step["tokens"] for step in steps) if steps else None
-
-
 def _amount(who: str, steps: Sequence[Step]) -> str:
-    turns, tokens, solved = (_typical(steps, key) for key in ("turns", "tokens", "solved"))
+    turns, tokens, solved = (median(step[key] for step in steps) for key in ("turns", "tokens", "solved"))
     return f"{who}: {turns:,.0f} turns, {tokens:,.0f} tokens, {solved:.0f} solved in the median step"
