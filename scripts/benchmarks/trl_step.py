@@ -78,6 +78,7 @@ class Tally:
     tokens: int = 0
     solved: int = 0
     rollouts_end: float = 0.0
+    """CPU clock at the latest reply. The rewards would come too late: TRL computes old log-probabilities before them."""
 
 
 @dataclass
@@ -132,7 +133,6 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             return blocks(self.episode.observe())
 
     def solved(completions: list[Any], environments: list[MazeTool], **_: Any) -> list[float]:
-        tally.rollouts_end = time.process_time()
         lasts = [completion[-1] for completion in completions]
         totals = [
             float("tool_calls" not in last and environment.episode.act(last["content"]).solved)
@@ -173,6 +173,7 @@ def count_replies(tokenizer: Any, tally: Tally) -> None:
     def parse_response(ids: list[int], **_: Any) -> dict[str, Any]:
         tally.replies += 1
         tally.tokens += len(ids)
+        tally.rollouts_end = time.process_time()
         text = tokenizer.decode(ids).removesuffix(tokenizer.eos_token)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if "<action>stop</action>" not in text:
