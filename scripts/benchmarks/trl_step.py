@@ -78,7 +78,7 @@ class Tally:
     tokens: int = 0
     solved: int = 0
     rollouts_end: float = 0.0
-    """CPU clock at the latest reply. The rewards would come too late: TRL computes old log-probabilities before them."""
+    """CPU clock at the latest reply. At the rewards it would be too late: old log-probabilities come before them."""
 
 
 @dataclass
