@@ -19,7 +19,9 @@ TREND_STEPS = 20
 TREND_STEPS_NEEDED = 10
 RECENT_STEPS = 5
 SOLVED_ENOUGH = 0.9
-"""Above this share solved, groups without signal and flat curves are the sign of success."""
+"""Above this share solved, flat curves are the sign of success."""
+MOSTLY_SOLVED = 0.75
+"""Above this share solved, most groups without signal are those that are always solved."""
 RISE_NEEDED = 0.1
 """A term that pays rises if its mean improves by this much over the window (terms lie between 0 and 1) …"""
 RISE_ERRORS = 5.0
@@ -139,7 +141,7 @@ def _terms_cancel(history: History, weights: Mapping[str, float]) -> Alarm | Non
 def _no_signal(history: History, group_size: int) -> Alarm | None:
     dead = _series(history, "group/zero_gradient", RECENT_STEPS, RECENT_STEPS)
     solved = _series(history, "rollout/solved", RECENT_STEPS, RECENT_STEPS)
-    if dead is None or solved is None or _mean(dead) < HIGH_SHARE or _mean(solved) >= SOLVED_ENOUGH:
+    if dead is None or solved is None or _mean(dead) < HIGH_SHARE or _mean(solved) >= MOSTLY_SOLVED:
         return None
     rate = _mean(solved)
     sizes = (group_size, 2 * group_size, 4 * group_size)

@@ -47,9 +47,7 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(path)
 
 
-def save_checkpoint(
-    folder: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int
-) -> None:
+def save_checkpoint(folder: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int) -> None:
     """checkpoints/step_NNNNNN under the run folder: adapter, optimiser state and the step that is done."""
 
     def write(aside: Path) -> None:
@@ -79,7 +77,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 def save_adapter(policy: Policy, folder: Path) -> None:
     """The adapter as peft writes it. Raises RuntimeError if it came out without tensors."""
-    policy.model.save_pretrained(str(folder), safe_serialization=True)
+    # Never the embeddings, which peft adds on its own account where an output head is adapted.
+    policy.model.save_pretrained(
+        str(folder), safe_serialization=True, selected_adapters=["default"], save_embedding_layers=False
+    )
     # peft's model card is a form of blanks; nothing of a run is in it.
     (folder / "README.md").unlink(missing_ok=True)
     if not load_file(folder / "adapter_model.safetensors"):

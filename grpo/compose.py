@@ -213,6 +213,16 @@ def composed(hydra_loader: ConfigLoader, name: str, words: Sequence[str], *, swe
     return found
 
 
+def script_config(source: Source, words: Sequence[str]) -> dict[str, Any]:
+    """The plain data of a script's own config, words applied. Raises ConfigError for words that cannot be read."""
+    hydra_loader = loader(source)
+    overrides, unreadable = parse_words(words, hydra_loader)
+    normal, faults = normalised(overrides, hydra_loader, sweep=False)
+    if unreadable or faults:
+        raise ConfigError([*unreadable, *faults])
+    return config.plain(composed(hydra_loader, source.name, normal))
+
+
 def _one_paragraph(error: BaseException) -> str:
     cause = f" ({error.__cause__})" if error.__cause__ else ""
     return re.sub(r"\s*\n\s*", " ", f"{error}{cause}")

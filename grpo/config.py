@@ -31,16 +31,19 @@ __all__ = [
     "ModelConfig",
     "RunConfig",
     "RuntimeConfig",
+    "build",
     "build_env",
     "build_rewards",
     "devices",
     "load",
     "parse",
     "plain",
+    "read",
     "to_yaml",
 ]
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Strict)
 
 config_text.install(RunConfig)
 
@@ -91,7 +94,11 @@ def parse(container: Mapping[str, Any]) -> RunConfig:
 
     Raises ConfigError with all faults: of single keys, of rules that span groups, and of components that do not build.
     """
-    run, faults = _read(container)
+    run, faults = None, []
+    try:
+        run = read(RunConfig, container)
+    except ConfigError as error:
+        faults = list(error.faults)
     broken = {fault.key.split(".")[0] for fault in faults}
     sections = dict(run) if run else _sound_sections(container, broken)
     faults += _faults_between(sections)
@@ -100,11 +107,12 @@ def parse(container: Mapping[str, Any]) -> RunConfig:
     return run
 
 
-def _read(container: Mapping[str, Any]) -> tuple[RunConfig | None, list[Fault]]:
+def read(model: type[S], container: Mapping[str, Any]) -> S:
+    """`container` as `model`, each section by itself. Raises ConfigError with one line a fault."""
     try:
-        return RunConfig.model_validate(dict(container)), []
+        return model.model_validate(dict(container))
     except ValidationError as error:
-        return None, explain(error, RunConfig, container)
+        raise ConfigError(explain(error, model, container)) from error
 
 
 def _sound_sections(container: Mapping[str, Any], broken: set[str]) -> dict[str, Any]:
@@ -183,17 +191,16 @@ def _gate_faults(reward: schema.RewardConfig) -> list[Fault]:
 
 def build_env(run: RunConfig) -> Env:
     """The env that the config names. Raises ConfigError as `parse` does."""
-    return _built(run.env, Env, "env", weighted=False)
+    return build(run.env, Env, "env")
 
 
 def build_rewards(run: RunConfig) -> Mapping[str, Reward]:
     """{term name: its reward}, in the config's order. Raises ConfigError as `parse` does."""
-    return {
-        name: _built(term, Reward, f"reward.terms.{name}", weighted=True) for name, term in run.reward.terms.items()
-    }
+    return {name: build(term, Reward, f"reward.terms.{name}", weighted=True) for name, term in run.reward.terms.items()}
 
 
-def _built(node: Component, interface: type[T], key: str, *, weighted: bool) -> T:
+def build(node: Component, interface: type[T], key: str, *, weighted: bool = False) -> T:
+    """The component that `node` names, checked to be an `interface`. Raises ConfigError."""
     component, faults = _build(node, interface, key, weighted=weighted)
     if component is None:
         raise ConfigError(faults)

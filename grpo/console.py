@@ -23,6 +23,7 @@ class Console:
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._rich = rich.console.Console()
+        self._raised: set[str] = set()
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -48,15 +49,23 @@ class Console:
             parts.append(f"validation solved {metrics['eval/all/pass_at_1']:.3f}")
         self.say("  ".join(parts))
         for alarm in raised:
-            self.say(f"ALARM {alarm.name}: {alarm.message}", level=logging.WARNING)
+            # Said when it comes up, not after every step that it stays up; metrics.jsonl has them all.
+            if alarm.name not in self._raised:
+                self.say(f"ALARM {alarm.name}: {alarm.message}", level=logging.WARNING)
+        self._raised = {alarm.name for alarm in raised}
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         log.log(level, text)
         self._rich.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def closing_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Start policy and trained policy side by side; `rows` are those of summary.json."""
-        table = Table(title="Test split: layouts that neither training nor validation has seen")
+    def closing_table(self, summary: Mapping[str, Any]) -> None:
+        """Start policy and trained policy side by side, from what goes into summary.json."""
+        rows = summary["rows"]
+        table = Table(
+            title="Test split: tasks that neither training nor validation has seen",
+            caption=f"{rows[0]['episodes']} episodes a row; {summary['tokens_per_second']:,.0f} tokens/s sampled in "
+            f"training; {summary['seconds']:.0f} s in all",
+        )
         for heading in ("policy", "decoding", "solved", "95 % interval", "reward", *rows[0]["terms"], "turns"):
             table.add_column(heading, justify="left" if heading in ("policy", "decoding") else "right")
         for row in rows:

@@ -130,12 +130,8 @@ class Conversations:
 
     @torch.inference_mode()
     def observe(self, observations: Sequence[Observation | None], max_tokens: int) -> None:
-        """Show each live row what comes next; None, or a row that would outgrow `max_tokens`, ends it.
-
-        """
-        blocks = [
-            [] if o is None else self._policy.chat.next_turn(o.text, self._grids(o)) for o in observations
-        ]
+        """Show each live row what comes next; None, or a row that would outgrow `max_tokens`, ends it."""
+        blocks = [[] if o is None else self._policy.chat.next_turn(o.text, self._grids(o)) for o in observations]
         ends = [self._missing_end(row) for row in self._rows]
         goes_on = [
             o is not None and len(row.token_ids) + len(end) + len(block) <= max_tokens
@@ -258,7 +254,9 @@ class ColumnCache(Cache):
         past_BQC = past_BC[:, None, :].expand(-1, new, -1)
         return torch.cat([past_BQC, own_BQQ], dim=2)[:, None]
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         new = key_states.shape[2]
         start = self._used - new
         if layer_idx == len(self._keys):

@@ -14,19 +14,23 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from grpo.batch import Batch
 from grpo.chat import ChatRenderer
+from grpo.config import AdapterConfig, ModelConfig
+from grpo.schema import LoraAdapter
 from grpo.vision import Features, VisionEncoder
 
-if TYPE_CHECKING:
-    from grpo.config import AdapterConfig, ModelConfig
-
 log = logging.getLogger(__name__)
+
+START_ADAPTER = "start"
+"""Name of the frozen copy of the adapter that a run starts from."""
+LARGE_SHARE = 0.25
+"""An adapter above this share of the parameters is hardly one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +45,12 @@ class TokenLogprobs:
 class Policy:
     """A Qwen3-VL with its tokenizer and image processor, on one device."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, image_processor: Any, *, name: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, image_processor: Any, *, name: str) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.image_processor = image_processor
-        inner = model.get_base_model() if _is_adapted(model) else model
-        self.base: Any = inner
+        inner: Any = model.get_base_model() if _is_adapted(model) else model
+        self.base = inner
         self.language: Any = inner.model.language_model
         self.chat = ChatRenderer(tokenizer, name)
         trains_vision = any(parameter.requires_grad for parameter in inner.model.visual.parameters())
@@ -64,9 +68,19 @@ class Policy:
 
     @contextmanager
     def start_policy(self) -> Iterator[None]:
-        """Within this context the model answers as it did before training: without its adapter."""
-        with self.model.disable_adapter() if _is_adapted(self.model) else nullcontext():
-            yield
+        """Within this context the model answers as it did before training.
+
+        That is without its adapter, or with the adapter that the run started from.
+        """
+        if START_ADAPTER in getattr(self.model, "peft_config", {}):
+            self.model.set_adapter(START_ADAPTER)
+            try:
+                yield
+            finally:
+                self.model.set_adapter("default")
+        else:
+            with self.model.disable_adapter() if _is_adapted(self.model) else nullcontext():
+                yield
 
     def logprobs(self, batch: Batch, temperature: float) -> TokenLogprobs:
         """Log-probabilities of a batch's sampled tokens, at the temperature that they were sampled with."""
@@ -127,34 +141,52 @@ def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.dev
 
     Raises ValueError if the target modules match nothing; the initial adapter depends on `seed` alone.
     """
-    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText, AutoTokenizer
 
     path = model_path(model.name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(path, revision=model.revision)
-    network = AutoModelForImageTextToText.from_pretrained(
+    network: Any = AutoModelForImageTextToText.from_pretrained(
         path, revision=model.revision, dtype=getattr(torch, model.dtype)
-    ).to(device)
-    network.requires_grad_(False)
+    )
+    network.to(device).requires_grad_(False)
     if model.gradient_checkpointing:
         network.gradient_checkpointing_enable()
         network.enable_input_require_grads()
     if adapter.type == "lora":
-        matched = matched_modules(network, adapter.target_modules, adapter.exclude_modules)
-        log.info("LoRA on %d modules: %s", len(matched), ", ".join(sorted({m.rsplit(".", 1)[-1] for m in matched})))
-        torch.manual_seed(seed)
-        network = get_peft_model(
-            network,
-            LoraConfig(
-                r=adapter.rank,
-                lora_alpha=adapter.alpha,
-                lora_dropout=adapter.dropout,
-                target_modules=matched,
-                task_type="CAUSAL_LM",
-            ),
-        )
+        network = _adapted(network, adapter, seed)
     processor = load_image_processor(path, model.revision)
     return Policy(network, tokenizer, processor, name=model.name_or_path)
+
+
+def _adapted(network: Any, adapter: LoraAdapter, seed: int) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if adapter.start_from is not None:
+        adapted = PeftModel.from_pretrained(network, adapter.start_from, is_trainable=True)
+        adapted.load_adapter(adapter.start_from, adapter_name=START_ADAPTER, is_trainable=False)
+        adapted.set_adapter("default")
+        return adapted
+    matched = matched_modules(network, adapter.target_modules, adapter.exclude_modules)
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=matched,
+        task_type="CAUSAL_LM",
+    )
+    adapted: Any = get_peft_model(network, config)
+    trainable, total = adapted.get_nb_trainable_parameters()
+    kinds = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in matched}))
+    log.info("LoRA on %d modules (%s): %s of %s parameters", len(matched), kinds, f"{trainable:,}", f"{total:,}")
+    if trainable > LARGE_SHARE * total:
+        log.warning(
+            "the adapter has %.0f %% of all parameters (%.1f MB a checkpoint); a lower adapter.rank or fewer "
+            "adapter.target_modules keep it small",
+            100 * trainable / total,
+            trainable * 4 / 1e6,
+        )
+    return adapted
 
 
 def matched_modules(network: nn.Module, targets: str | Sequence[str], exclude: str | None) -> list[str]:
@@ -190,7 +222,8 @@ def load_image_processor(path: str, revision: str | None) -> Any:
     """The PIL-backed image processor: it needs no torchvision and gives the same pixels."""
     from transformers import Qwen2VLImageProcessorPil
 
-    return Qwen2VLImageProcessorPil.from_pretrained(path, revision=revision)
+    # Their type says str, their documentation and code take None for the default branch.
+    return Qwen2VLImageProcessorPil.from_pretrained(path, revision=revision)  # pyright: ignore[reportArgumentType]
 
 
 def model_path(name_or_path: str) -> str:

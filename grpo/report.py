@@ -67,10 +67,11 @@ def build(folder: Path) -> Path:
 def _fill(template: str, data: Mapping[str, Any]) -> str:
     """The template with the styles, scripts and data in place of its `{{name}}` marks."""
     # In a script element only `<` can end it or open a comment; JSON allows the escape.
-    parts = {"data": json.dumps(data, allow_nan=False).replace("<", "\\u003c")}
-    for name in ("uplot.min.css", "page.css", "uplot.min.js", "dom.js", "charts.js", "viewer.js", "page.js"):
-        parts[name] = (_ASSETS / name).read_text(encoding="utf-8")
-    for name, part in parts.items():
+    escaped = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    names = ("uplot.min.css", "page.css", "uplot.min.js", "dom.js", "charts.js", "viewer.js", "page.js")
+    parts = {name: (_ASSETS / name).read_text(encoding="utf-8") for name in names}
+    # The data comes last, or a reply that holds one of the marks would be filled in too.
+    for name, part in (parts | {"data": escaped}).items():
         template = template.replace("{{" + name + "}}", part)
     return template
 

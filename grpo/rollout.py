@@ -61,18 +61,21 @@ class _Play:
             self.observation = self.episode.observe()
         # An environment is anybody's code; whatever goes wrong in one episode must not take the others along.
         except Exception as error:
-            log.exception("task %s, sample %d: the environment raised in turn %d", self.task.id, self.sample, len(self.turns))
+            log.exception(
+                "task %s, sample %d: the environment raised in turn %d", self.task.id, self.sample, len(self.turns)
+            )
             self.stop, self.error = "error", f"{type(error).__name__}: {error}"
             return None
         return self.observation
 
     def rollout(self, trace: TokenTrace) -> Rollout:
+        final_text = None if self.stop == "error" else self.episode.text()
         self.episode.close()
         stop = self.stop or "token_limit"
         transcript = Transcript(task=self.task, turns=tuple(self.turns), stop=stop, error=self.error)
         trained = trace.token_ids[trace.action_mask].tolist()
         drift = sum(a != b for a, b in zip_longest(self.sampled, trained))
-        return Rollout(transcript=transcript, sample=self.sample, trace=trace, drift=drift)
+        return Rollout(transcript=transcript, sample=self.sample, trace=trace, final_text=final_text, drift=drift)
 
 
 def play(

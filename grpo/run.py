@@ -17,7 +17,7 @@ from grpo.config import RunConfig, build_env, build_rewards, to_yaml
 from grpo.console import Console
 from grpo.engines import local
 from grpo.evaluate import Evaluation, evaluate, held_out
-from grpo.policy import Policy, load_policy, model_path
+from grpo.policy import load_policy, model_path
 from grpo.reward import Mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
 
@@ -38,9 +38,11 @@ def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
 
 def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Console) -> float:
     start = time.monotonic()
-    device = _device(config)
-    if config.engine.threads is not None:
-        torch.set_num_threads(config.engine.threads)
+    engine = config.engine
+    assert engine.name == "local", "grpo.plan refuses other engines before a run starts"
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    device = _device(engine.device)
     env, rewards = build_env(config), build_rewards(config)
     base = Path(model_path(config.model.name_or_path))
     if config.resume is None:
@@ -48,9 +50,8 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
         (folder / "overrides.txt").write_text("".join(f"{word}\n" for word in overrides))
         made_from = provenance.record({"env": env, **rewards}, base if base.is_dir() else None, config.runtime.seed)
         write_json(folder / "run.json", made_from)
-    tracker = make_tracker(config.tracker)
-    tracker.start(folder=str(folder), name=f"{config.name}/{folder.name}", config=config.model_dump(by_alias=True))
     policy = load_policy(config.model, config.adapter, device=device, seed=config.runtime.seed)
+    tracker = make_tracker(config.tracker)
     parts = local.Parts(
         run=config,
         env=env,
@@ -62,20 +63,39 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
         console=console,
     )
     console.say(f"run folder: {folder}")
+    tracker.start(folder=str(folder), name=f"{config.name}/{folder.name}", config=config.model_dump(by_alias=True))
     exit_code = 1
     try:
-        evaluation = local.train(parts, _history(parts))
+        objective = local.train(parts, _history(parts))[local.OBJECTIVE]
         save_adapter(policy, folder / "adapter")
         rows = [_row(*each) for each in _final_evaluations(parts)]
         exit_code = 0
     finally:
-        parts.log.finish(exit_code)
-    write_json(folder / "summary.json", {"rows": rows, "seconds": time.monotonic() - start})
-    write_json(folder / "result.json", {"objective": evaluation[local.OBJECTIVE], "metrics": evaluation})
-    console.closing_table(rows)
-    console.say(f"report: {report.build(folder)}")
-    console.say(f"run folder: {folder}  ({time.monotonic() - start:.0f} s)")
-    return evaluation[local.OBJECTIVE]
+        tracker.finish(exit_code)
+    seconds = time.monotonic() - start
+    summary = {"rows": rows, "seconds": seconds, "tokens_per_second": _tokens_per_second(folder)}
+    write_json(folder / "summary.json", summary)
+    write_json(folder / "result.json", {"objective": objective})
+    console.closing_table(summary)
+    _report(folder, console)
+    console.say(f"run folder: {folder}")
+    return objective
+
+
+def _report(folder: Path, console: Console) -> None:
+    try:
+        console.say(f"report: {report.build(folder)}")
+    except (OSError, ValueError) as error:
+        # The run is done and its numbers are safe; scripts/report.py can try again.
+        console.say(f"report.html could not be written: {error}", level=logging.WARNING)
+
+
+def _tokens_per_second(folder: Path) -> float:
+    """Sampled tokens over the time that sampling them took, in all training steps."""
+    records = [record for record in read_lines(folder / METRICS_FILE) if "perf/rollout_seconds" in record]
+    seconds = sum(record["perf/rollout_seconds"] for record in records)
+    tokens = sum(record["perf/tokens_per_second"] * record["perf/rollout_seconds"] for record in records)
+    return tokens / seconds if seconds else 0.0
 
 
 def _mixture(config: RunConfig, rewards: Any) -> Mixture:
@@ -140,8 +160,7 @@ def _row(policy: str, decoding: str, result: Evaluation) -> dict[str, Any]:
     }
 
 
-def _device(config: RunConfig) -> torch.device:
-    wanted = config.engine.device
+def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)

@@ -6,10 +6,12 @@ groups are in `grpo.config`, because pydantic would run them only once everythin
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 
 class Strict(BaseModel):
@@ -78,6 +80,14 @@ class ModelConfig(Strict):
     dtype: Literal["float32", "bfloat16"]
 
 
+def _adapter_folder(path: str | None) -> str | None:
+    if path is not None and not (Path(path) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"wants an adapter's folder (with its adapter_config.json), such as RUN_FOLDER/adapter, got {path!r}"
+        )
+    return path
+
+
 class LoraAdapter(Strict):
     type: Literal["lora"]
     rank: Annotated[int, Field(ge=1, le=512)]
@@ -87,6 +97,19 @@ class LoraAdapter(Strict):
     target_modules: Annotated[list[str] | str, PlainValidator(_module_names)]
     """Module names; or, as one text, `all-linear` or a regular expression over full module names."""
     exclude_modules: Annotated[str | None, AfterValidator(_regex)]
+    start_from: Annotated[str | None, AfterValidator(_adapter_folder)]
+    """A trained adapter to go on from; it is then also what the KL is measured against."""
+
+    @model_validator(mode="after")
+    def _same_shape_as_its_start(self) -> Self:
+        if self.start_from is not None:
+            saved = json.loads((Path(self.start_from) / "adapter_config.json").read_text())
+            if (saved["r"], saved["lora_alpha"]) != (self.rank, self.alpha):
+                raise ValueError(
+                    f"start_from has rank {saved['r']} and alpha {saved['lora_alpha']}, but adapter.rank={self.rank} and "
+                    f"adapter.alpha={self.alpha}; give the same, an adapter cannot change its shape"
+                )
+        return self
 
 
 class NoAdapter(Strict):

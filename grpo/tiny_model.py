@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo.schema import Positive, Strict
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -58,6 +60,22 @@ CHAT_TEMPLATE = """\
 PATCH, MERGE = 16, 2
 
 
+class TinySizes(Strict):
+    """Everything about the model that is not Qwen3-VL's own."""
+
+    vocabulary: Positive
+    text_hidden: Positive
+    text_layers: Positive
+    text_heads: Positive
+    text_ffn: Positive
+    vision_hidden: Positive
+    vision_depth: Positive
+    vision_heads: Positive
+    vision_ffn: Positive
+    image_patches: Positive
+    """Patches along the side of the training images, for which position interpolation is the identity."""
+
+
 def build_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     """A byte-level BPE with Qwen2's pre-tokenisation, trained on `texts`; any text can be encoded."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -82,7 +100,7 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     model = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=model["vocab"],
-        merges=[tuple(merge) for merge in model["merges"]],
+        merges=[tuple(merge) for merge in model["merges"]],  # pyright: ignore[reportArgumentType]
         unk_token="<|endoftext|>",
         bos_token=None,
         eos_token="<|im_end|>",
@@ -94,22 +112,18 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     return tokenizer
 
 
-def build_model(tokenizer: Any, sizes: dict[str, int], seed: int) -> Any:
-    """A randomly initialised Qwen3VLForConditionalGeneration, float32.
-
-    `sizes`: text_hidden, text_layers, text_heads, text_ffn, vision_hidden, vision_depth, vision_heads, vision_ffn,
-    image_patches (patches along the side of the training images, for which position interpolation is the identity).
-    """
+def build_model(tokenizer: Any, sizes: TinySizes, seed: int) -> Any:
+    """A randomly initialised Qwen3VLForConditionalGeneration, float32."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     token = tokenizer.convert_tokens_to_ids
     config = Qwen3VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
-            "hidden_size": sizes["text_hidden"],
-            "intermediate_size": sizes["text_ffn"],
-            "num_hidden_layers": sizes["text_layers"],
-            "num_attention_heads": sizes["text_heads"],
+            "hidden_size": sizes.text_hidden,
+            "intermediate_size": sizes.text_ffn,
+            "num_hidden_layers": sizes.text_layers,
+            "num_attention_heads": sizes.text_heads,
             "num_key_value_heads": 1,
             "head_dim": 32,
             "max_position_embeddings": 32768,
@@ -127,15 +141,15 @@ def build_model(tokenizer: Any, sizes: dict[str, int], seed: int) -> Any:
             "dtype": "float32",
         },
         vision_config={
-            "hidden_size": sizes["vision_hidden"],
-            "intermediate_size": sizes["vision_ffn"],
-            "depth": sizes["vision_depth"],
-            "num_heads": sizes["vision_heads"],
+            "hidden_size": sizes.vision_hidden,
+            "intermediate_size": sizes.vision_ffn,
+            "depth": sizes.vision_depth,
+            "num_heads": sizes.vision_heads,
             "patch_size": PATCH,
             "spatial_merge_size": MERGE,
             "temporal_patch_size": 2,
-            "out_hidden_size": sizes["text_hidden"],
-            "num_position_embeddings": sizes["image_patches"] ** 2,
+            "out_hidden_size": sizes.text_hidden,
+            "num_position_embeddings": sizes.image_patches**2,
             "deepstack_visual_indexes": [1],
         },
         image_token_id=token("<|image_pad|>"),

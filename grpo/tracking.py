@@ -64,7 +64,7 @@ def rollout_row(
         "terms": dict(score.terms),
         "advantage": advantage,
         "turns": [_turn_record(turn, names) for turn, names in zip(transcript.turns, paths, strict=True)],
-        "final_text": final_text,
+        "final_text": rollout.final_text,
     }
     images = {
         path: image

@@ -120,6 +120,8 @@ class Rollout:
     sample: int
     """Which sibling of its group, 0..G-1."""
     trace: TokenTrace
+    final_text: str | None
+    """The env's drawing of how the episode ended, for logs; None if it raised."""
     drift: int
     """Tokens in which `trace` differs from what was sampled; anything but 0 is a bug."""
 

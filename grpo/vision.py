@@ -11,11 +11,12 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MEMORY_BYTES = 256 * 2**20
 """How much remembered features may take; the oldest go first."""
@@ -38,6 +39,7 @@ class VisionEncoder:
         self._memory: OrderedDict[bytes, Features] = OrderedDict()
         self._bytes = 0
         self._patch, self._merge = int(visual.patch_size), int(visual.spatial_merge_size)
+        self._resized_shape = lru_cache(maxsize=1024)(self._smart_resize)
 
     def grid(self, image: np.ndarray) -> tuple[int, int]:
         """Height and width of an image in visual tokens, after the processor's resizing."""
@@ -77,49 +79,55 @@ class VisionEncoder:
             self._bytes -= _size(self._memory.popitem(last=False)[1])
 
     def _resized(self, image: np.ndarray) -> tuple[int, int]:
+        height, width, _ = image.shape
+        return self._resized_shape(height, width)
+
+    def _smart_resize(self, height: int, width: int) -> tuple[int, int]:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         size = self._processor.size
         return smart_resize(
-            image.shape[0],
-            image.shape[1],
+            height,
+            width,
             factor=self._patch * self._merge,
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
         )
 
     def _patches(self, image: np.ndarray, size: tuple[int, int]) -> Tensor:
-        """float32[P, C]: the processor's pixel rows of one image."""
+        """[P, 3*patch*patch]: pixel rows of one image, one of the two equal frames that the processor makes of it."""
         parameter = next(self._visual.parameters())
-        if image.shape[:2] != size:
-            rows = self._processor(images=[image], return_tensors="pt")["pixel_values"]
+        if image.shape[:2] == size:
+            rows = patchify(image, self._patch, self._merge)
         else:
-            rows = patchify(image, self._patch, self._merge, int(self._visual.config.temporal_patch_size))
+            rows = self._processor(images=[image], return_tensors="pt")["pixel_values"]
+            rows = rows.unflatten(1, (3, -1, self._patch**2))[:, :, 0].flatten(1)
         return rows.to(device=parameter.device, dtype=parameter.dtype)
 
 
 def digest(image: np.ndarray) -> bytes:
-    """Of shape and pixels."""
-    return hashlib.blake2b(image.tobytes(), digest_size=16, salt=f"{image.shape[0]}x{image.shape[1]}".encode()).digest()
+    """Of shape and pixels. SHA-256, because processors have instructions for it."""
+    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
 
 
-def patchify(image: np.ndarray, patch: int, merge: int, temporal: int) -> Tensor:
-    """float32[P, 3*temporal*patch*patch]: what Qwen2VLImageProcessor makes of an image that needs no resizing.
-
-    Pixels go from 0..255 to -1..1; the patches of one visual token are consecutive.
+def patchify(image: np.ndarray, patch: int, merge: int) -> Tensor:
+    """float32[P, 3*patch*patch]: what Qwen2VLImageProcessor makes of an image that needs no resizing, less its
+    repetition in time. Pixels go from 0..255 to -1..1; the patches of one visual token are consecutive.
     """
     height, width = image.shape[0] // patch, image.shape[1] // patch
-    pixels = torch.tensor(image).permute(2, 0, 1).float().mul_(2 / 255).sub_(1)
-    blocks = pixels.reshape(3, height // merge, merge, patch, width // merge, merge, patch)
-    rows = blocks.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5).expand(-1, -1, -1, -1, -1, temporal, -1, -1)
-    return rows.reshape(height * width, 3 * temporal * patch * patch)
+    blocks = torch.tensor(image).reshape(height // merge, merge, patch, width // merge, merge, patch, 3)
+    rows = blocks.permute(0, 3, 1, 4, 6, 2, 5).reshape(height * width, 3 * patch * patch)
+    return rows.float().mul_(2 / 255).sub_(1)
 
 
 def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch: int) -> tuple[Tensor, Tensor]:
     """Tokens [F, N, H] and deepstack features [L, F, N, H] of F images of one size."""
     images, count, _ = patches_FPC.shape
     grid = torch.tensor([[1, size[0] // patch, size[1] // patch]], device=patches_FPC.device)
-    hidden_FPC = visual.patch_embed(patches_FPC.flatten(0, 1)).reshape(images, count, -1)
+    # The patch convolution never overlaps, so it is a matrix product; and as an image is the same frame twice, the
+    # kernel's two slices in time can be added up first.
+    kernel = visual.patch_embed.proj
+    hidden_FPC = nn.functional.linear(patches_FPC, kernel.weight.sum(dim=2).flatten(1), kernel.bias)
     hidden_FPC = hidden_FPC + visual.fast_pos_embed_interpolate(grid)
     angles_PD = visual.rot_pos_emb(grid).reshape(count, -1)
     angles_PD = torch.cat((angles_PD, angles_PD), dim=-1)
@@ -149,7 +157,7 @@ def _attend(attention: Any, hidden_FPC: Tensor, cos_PD: Tensor, sin_PD: Tensor) 
         weights = (query * attention.scaling) @ key.transpose(-1, -2)
         mixed = weights.softmax(dim=-1) @ value
     else:
-        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=attention.scaling)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, scale=attention.scaling)
     return attention.proj(mixed.transpose(1, 2).reshape(images, count, -1))
 
 

@@ -2,8 +2,8 @@
 
 The expert's action is replaced by a random one with some probability, and it goes on from wherever that lands. At
 first the slips stay in the context but carry no loss: the policy sees states off the shortest way and learns the
-right reply there. In the last steps slips are imitated too, so what comes out plans well but acts carelessly when
-sampled: there is something for GRPO to improve, and it is known what.
+right reply there. In the last steps the language model imitates slips too, so what comes out plans well but acts
+carelessly when sampled: there is something for GRPO to improve, and it is known what.
 """
 
 from __future__ import annotations
@@ -22,31 +22,44 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from grpo.batch import collate
-from grpo.checkpoint import is_complete, load_optimizer, save_optimizer, write_folder, write_json
 from grpo.chat import ChatRenderer
+from grpo.checkpoint import is_complete, load_optimizer, save_optimizer, write_folder, write_json
 from grpo.interfaces import Env
 from grpo.policy import Policy
 from grpo.randomness import seed as seed_of
+from grpo.schema import EnvConfig, Positive, Strict
+from grpo.tiny_model import TinySizes
 from grpo.types import Task, TokenTrace
 from grpo.vision import VisionEncoder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Strict):
     """One supervised start; the values are in conf/warm_start.yaml."""
 
     seed: int
-    steps: int
-    batch_size: int
+    steps: Positive
+    batch_size: Positive
     """Episodes a step."""
     learning_rate: float
-    warmup_steps: int
+    warmup_steps: Positive
     weight_decay: float
     max_grad_norm: float
     slip_probability: float
     imitate_slips_from: int
     """The step from which slips carry loss too."""
-    checkpoint_interval: int
+    checkpoint_interval: Positive
+
+
+class WarmStart(Strict):
+    """conf/warm_start.yaml."""
+
+    output: str
+    """The model's folder, relative to the project's root."""
+    vocabulary_envs: list[str]
+    """Options of conf/env whose texts the tokenizer is trained on; the first is what the result is examined on."""
+    model: TinySizes
+    recipe: Recipe
+    env: EnvConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,21 @@ class Report:
     step: int
     loss: float
     """Mean negative log-probability of a reply token, in nats."""
+
+
+def training_texts(env: Env, episodes: int) -> list[str]:
+    """What the tokenizer is trained on: texts and replies of episodes played at random, some replies invalid."""
+    rng = Random(0)
+    texts = []
+    for task in env.tasks("train", episodes, seed=0):
+        episode = env.episode(task)
+        for _ in range(env.max_turns):
+            reply = rng.choice((*env.expert_replies, ""))
+            texts += [f"user\n{episode.observe().text}", f"assistant\n{reply}"]
+            if episode.act(reply).done:
+                break
+        episode.close()
+    return texts
 
 
 def train(policy: Policy, env: Env, recipe: Recipe, work: Path) -> Iterator[Report]:
@@ -65,9 +93,11 @@ def train(policy: Policy, env: Env, recipe: Recipe, work: Path) -> Iterator[Repo
     first = _restore(policy.model, optimizers, work)
     for step in range(first, recipe.steps):
         imitate = step >= recipe.imitate_slips_from
+        # Carelessness is for the adapter to repair, and the adapter is on the language model alone.
+        policy.base.model.visual.requires_grad_(not imitate)
         tasks = env.tasks("train", recipe.batch_size, seed_of(recipe.seed, "warm start", step))
         traces = [
-            _demonstrate(policy.chat, policy.vision, env, task, recipe.slip_probability, imitate) for task in tasks
+            demonstrate(policy.chat, policy.vision, env, task, recipe.slip_probability, imitate) for task in tasks
         ]
         batch = collate(
             traces,
@@ -89,7 +119,7 @@ def train(policy: Policy, env: Env, recipe: Recipe, work: Path) -> Iterator[Repo
         yield Report(step=step + 1, loss=loss.item())
 
 
-def _demonstrate(
+def demonstrate(
     chat: ChatRenderer, vision: VisionEncoder, env: Env, task: Task, slip_probability: float, imitate_slips: bool
 ) -> TokenTrace:
     """One expert episode as tokens; `action_mask` marks the replies that carry loss."""

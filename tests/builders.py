@@ -69,6 +69,8 @@ def rollout(
     return Rollout(
         transcript=transcript,
         sample=sample,
+        final_text=None,
+        drift=0,
         trace=TokenTrace(
             token_ids=np.array(token_ids, dtype=np.int64),
             action_mask=np.array(action_mask, dtype=bool),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.advantage import comparable_totals, group_advantages, trainable_mask
-from grpo.alarms import alarm_metrics, alarms
+from grpo.alarms import alarm_metrics, alarms, first_step_note
 from grpo.batch import Batch, collate
 from grpo.checkpoint import save_checkpoint
 from grpo.config import RunConfig
@@ -78,7 +78,7 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         metrics |= update(parts, rollouts, advantages, step)
         metrics |= _speed(rollouts, start, played, time.perf_counter())
 
-        if step % run.runtime.eval_interval == 0 or step == run.runtime.steps:
+        if _evaluates(run, step):
             metrics |= validate(parts, step)
         history.append(metrics)
         raised = alarms(history[1:], weights, group_size=run.algorithm.group_size, max_turns=env.max_turns)
@@ -86,6 +86,8 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         one_group = zip(rollouts, scores, advantages, strict=True)
         parts.log.rollouts(step, [rollout_row(step, *r) for r in one_group if r[0].transcript.task.id == tasks[0].id])
         parts.console.step(step, metrics, raised)
+        if step == 1:
+            parts.console.say(first_step_note(metrics["policy/loss"], metrics["policy/grad_norm"]))
         if step % run.runtime.checkpoint_interval == 0 or step == run.runtime.steps:
             save_checkpoint(parts.folder, step, parts.policy, parts.optimizer, keep=run.runtime.keep_checkpoints)
     return next(metrics for metrics in reversed(history) if OBJECTIVE in metrics)
@@ -143,9 +145,11 @@ def update(parts: Parts, rollouts: Sequence[Rollout], advantages: Sequence[float
         for done, chosen in enumerate(updates):
             losses += accumulate(parts, [rows[index] for index in chosen], step)
             norm = float(nn.utils.clip_grad_norm_(parts.policy.trainable, algorithm.max_grad_norm))
-            if not math.isfinite(norm):
+            # Both: clipping can turn the gradient of a loss that is not finite into 0.
+            loss = sum(float(part.total) for part in losses)
+            if not math.isfinite(norm + loss):
                 raise RuntimeError(
-                    f"step {step}: the gradient norm is {norm}, so the update was not made; lower "
+                    f"step {step}: loss {loss}, gradient norm {norm}, so the update was not made; lower "
                     f"algorithm.learning_rate ({algorithm.learning_rate}) or use runtime.mixed_precision=fp32"
                 )
             parts.optimizer.step()
@@ -166,7 +170,8 @@ def accumulate(parts: Parts, rows: Sequence[tuple[TokenTrace, float]], step: int
         algorithm.loss_aggregation,
         parts.env.max_turns * algorithm.max_completion_tokens,
     )
-    uses_reference = algorithm.kl_coefficient > 0 or step % run.runtime.eval_interval == 0
+    # Where the KL costs nothing in the loss, it is still measured now and then.
+    uses_reference = algorithm.kl_coefficient > 0 or _evaluates(run, step)
     size = run.runtime.per_device_batch_size
     losses = []
     for first in range(0, len(rows), size):
@@ -230,6 +235,10 @@ def _schedule(step: int, run: RunConfig) -> float:
         return 1.0
     progress = (step - algorithm.warmup_steps - 1) / max(1, steps - algorithm.warmup_steps)
     return 1.0 - progress if algorithm.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _evaluates(run: RunConfig, step: int) -> bool:
+    return step % run.runtime.eval_interval == 0 or step == run.runtime.steps
 
 
 def _start_logprobs(policy: Policy, batch: Batch, temperature: float) -> Tensor:

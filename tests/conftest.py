@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from envs.maze_2d import Maze2D
+from grpo.policy import Policy, load_policy
+from grpo.schema import LoraAdapter, ModelConfig
+
+TINY = Path(__file__).resolve().parent.parent / "models" / "tiny_qwen3_vl"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Sums in one order, and no two test processes that fight for the cores."""
+    torch.set_num_threads(1)
+
+
+def lora(**changes: Any) -> LoraAdapter:
+    fields = {
+        "type": "lora",
+        "rank": 4,
+        "alpha": 8,
+        "dropout": 0.0,
+        "target_modules": ["q_proj", "v_proj"],
+        "exclude_modules": ".*visual.*",
+        "start_from": None,
+    }
+    return LoraAdapter(**(fields | changes))
+
+
+def model(path: Path = TINY) -> ModelConfig:
+    return ModelConfig(
+        name_or_path=str(path),
+        revision=None,
+        trust_remote_code=False,
+        gradient_checkpointing=False,
+        dtype="float32",
+    )
+
+
+def shake(policy: Policy, size: float = 0.1) -> None:
+    """Give the adapter an effect: a fresh one is the identity."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trainable:
+            parameter.add_(torch.randn_like(parameter) * size)
+
+
+@pytest.fixture(scope="session")
+def policy() -> Policy:
+    """The shipped model with a fresh adapter. Tests must leave its weights as they are."""
+    return load_policy(model(), lora(), device=torch.device("cpu"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def maze() -> Maze2D:
+    return Maze2D(size=7, max_turns=6, cell_pixels=16, aligned=True, random_rooms=0.0, instructions="brief")
