@@ -297,7 +297,7 @@ def _agent_tiles(cell_pixels: int) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.arange(cell_pixels) + 0.5 - cell_pixels / 2
     disc = offsets[:, None] ** 2 + offsets[None, :] ** 2 <= (cell_pixels / 4) ** 2
     colours = np.array([PATH_COLOUR, GOAL_COLOUR], dtype=np.uint8)
-    on_path, on_goal = np.where(disc[:, :, None], np.uint8(AGENT_COLOUR), colours[:, None, None, :])
+    on_path, on_goal = np.where(disc[:, :, None], np.array(AGENT_COLOUR, dtype=np.uint8), colours[:, None, None, :])
     return on_path, on_goal
 
 

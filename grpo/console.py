@@ -73,9 +73,9 @@ class Console:
                 row["policy"],
                 row["decoding"],
                 f"{row['solved']:.3f}",
-                f"{row['low']:.3f} – {row['high']:.3f}",
+                f"{row['low']:.3f} to {row['high']:.3f}",
                 f"{row['reward']:.3f}",
-                *("–" if value is None else f"{value:.3f}" for value in row["terms"].values()),
+                *("-" if value is None else f"{value:.3f}" for value in row["terms"].values()),
                 f"{row['turns']:.1f}",
             )
         self._rich.print(table)

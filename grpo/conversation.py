@@ -21,7 +21,7 @@ from grpo.positions import positions
 from grpo.types import Observation, TokenTrace
 
 Draws = Callable[[int, int], np.ndarray]
-"""(row id, how many) -> that many uniform numbers in [0, 1): a function of what they are for, not of what came before."""
+"""(row id, how many) -> that many uniform numbers in [0, 1), which do not depend on draws made before."""
 
 
 @dataclass(frozen=True, kw_only=True)

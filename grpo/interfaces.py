@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from grpo.types import Observation, Outcome, Split, Task, Transcript
 
@@ -19,8 +19,8 @@ class Env(ABC):
 
     max_turns: int
     """Replies that an episode may use, the one that ends it included."""
-    expert_replies: tuple[str, ...]
-    """Every reply that `Episode.expert` can give, for a demonstrator that sometimes slips; may be empty."""
+    expert_replies: ClassVar[tuple[str, ...]] = ()
+    """Every reply that `Episode.expert` can give, for a demonstrator that sometimes slips; empty without an expert."""
 
     @abstractmethod
     def tasks(self, split: Split, count: int, seed: int) -> Sequence[Task]:
@@ -64,7 +64,7 @@ class Episode(ABC):
     def text(self) -> str:
         """The state drawn with characters, for logs."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 — most episodes hold nothing
         """Give back what the episode holds; called exactly once."""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 
 def positions(
-    token_ids: Sequence[int], image_token: int, grids: Sequence[tuple[int, int]], start: int
+    token_ids: Sequence[int] | np.ndarray, image_token: int, grids: Sequence[tuple[int, int]], start: int
 ) -> tuple[np.ndarray, int]:
     """Positions of consecutive tokens, and the position that follows.
 

@@ -106,8 +106,8 @@ class LoraAdapter(Strict):
             saved = json.loads((Path(self.start_from) / "adapter_config.json").read_text())
             if (saved["r"], saved["lora_alpha"]) != (self.rank, self.alpha):
                 raise ValueError(
-                    f"start_from has rank {saved['r']} and alpha {saved['lora_alpha']}, but adapter.rank={self.rank} and "
-                    f"adapter.alpha={self.alpha}; give the same, an adapter cannot change its shape"
+                    f"start_from has rank {saved['r']} and alpha {saved['lora_alpha']}, but adapter.rank={self.rank} "
+                    f"and adapter.alpha={self.alpha}; give the same, an adapter cannot change its shape"
                 )
         return self
 

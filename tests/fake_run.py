@@ -92,7 +92,7 @@ def rollout(
         token_ids=np.zeros(0, np.int64), action_mask=np.zeros(0, bool), logprobs=np.zeros(0, np.float32), images=()
     )
     transcript = Transcript(task=Task(id=task, split=split, seed=1, data={}), turns=turns, stop=stop, error=None)
-    return Rollout(transcript=transcript, sample=sample, trace=empty, drift=0)
+    return Rollout(transcript=transcript, sample=sample, trace=empty, final_text=None, drift=0)
 
 
 def played_row(step: int, *, task: int, sample: int, split: Split, skill: float, rng: random.Random) -> Row:

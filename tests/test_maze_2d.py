@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from grpo.types import SPLITS, Task
 ACTIONS = ("right", "up", "left", "down", "stop")
 
 
-def env(**changes: object) -> Maze2D:
-    fields = {
+def env(**changes: Any) -> Maze2D:
+    fields: dict[str, Any] = {
         "size": 7,
         "max_turns": 20,
         "cell_pixels": 16,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ GREEDY = replace(SAMPLED, greedy=True)
 def rollouts(
     policy: Policy, env: Env, *, siblings: int = 2, sampling: Sampling = SAMPLED, **changes: int
 ) -> list[Rollout]:
-    settings = {"max_prompt_tokens": 2000, "rows_at_once": 64} | changes
+    settings: dict[str, Any] = {"max_prompt_tokens": 2000, "rows_at_once": 64} | changes
     tasks = env.tasks("train", 3, seed=0)
     return play(policy, env, tasks, siblings=siblings, sampling=sampling, purpose=(0, "train", 1), **settings)
 
@@ -117,7 +118,6 @@ class Mixed(Env):
 
     max_turns: int
     raises: bool = False
-    expert_replies = ()
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         return [Task(id=f"mixed/{index}", split=split, seed=index, data={}) for index in range(count)]
