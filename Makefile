@@ -30,7 +30,7 @@ lint: $(VENV)/test.ready ## Linter, formatter and type checker alone
 	$(VENV)/bin/pyright --warnings
 
 benchmark: $(VENV)/train.ready ## Side-by-side figures of this machine
-	$(RUN) scripts/benchmark.py $(ARGS)
+	$(RUN) scripts/benchmark.py $(or $(ARGS),all)
 
 clean: ## Remove the virtual environment
 	rm -rf $(VENV)

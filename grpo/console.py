@@ -1,6 +1,7 @@
 """What the person at the terminal sees: bars for long work, a line a step, a table at the end.
 
-Lines go through `logging` too (train.log), and rich leaves the bars out where the output is no terminal.
+Lines are log records: whatever the project logs reaches the terminal and train.log alike. Bars are left out where the
+output is no terminal.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import rich.console
+from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -47,35 +50,61 @@ class Console:
         ]
         if "eval/all/pass_at_1" in metrics:
             parts.append(f"validation solved {metrics['eval/all/pass_at_1']:.3f}")
-        self.say("  ".join(parts))
+        log.info("  ".join(parts))
         for alarm in raised:
             # Said when it comes up, not after every step that it stays up; metrics.jsonl has them all.
             if alarm.name not in self._raised:
-                self.say(f"ALARM {alarm.name}: {alarm.message}", level=logging.WARNING)
+                log.warning("ALARM %s: %s", alarm.name, alarm.message)
         self._raised = {alarm.name for alarm in raised}
 
-    def say(self, text: str, level: int = logging.INFO) -> None:
-        log.log(level, text)
-        self._rich.print(text, highlight=False, markup=False, soft_wrap=True)
+    @contextmanager
+    def logging_to(self, file: Path) -> Iterator[None]:
+        """Within this context the project's log records are printed and appended to `file`."""
+        written = logging.FileHandler(file)
+        written.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("grpo")
+        logger.setLevel(logging.INFO)
+        handlers = (written, _Printed(self._rich))
+        for handler in handlers:
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for handler in handlers:
+                logger.removeHandler(handler)
+            written.close()
 
     def closing_table(self, summary: Mapping[str, Any]) -> None:
         """Start policy and trained policy side by side, from what goes into summary.json."""
         rows = summary["rows"]
         table = Table(
+            box=box.SIMPLE,
             title="Test split: tasks that neither training nor validation has seen",
             caption=f"{rows[0]['episodes']} episodes a row; {summary['tokens_per_second']:,.0f} tokens/s sampled in "
             f"training; {summary['seconds']:.0f} s in all",
         )
-        for heading in ("policy", "decoding", "solved", "95 % interval", "reward", *rows[0]["terms"], "turns"):
-            table.add_column(heading, justify="left" if heading in ("policy", "decoding") else "right")
+        table.add_column("policy", no_wrap=True)
+        for heading in ("solved (95 %)", "reward", *rows[0]["terms"], "turns"):
+            table.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
         for row in rows:
             table.add_row(
-                row["policy"],
-                row["decoding"],
-                f"{row['solved']:.3f}",
-                f"{row['low']:.3f} to {row['high']:.3f}",
+                f"{row['policy']} {row['decoding']}",
+                f"{row['solved']:.3f} ({row['low']:.2f}-{row['high']:.2f})",
                 f"{row['reward']:.3f}",
                 *("-" if value is None else f"{value:.3f}" for value in row["terms"].values()),
                 f"{row['turns']:.1f}",
             )
         self._rich.print(table)
+
+
+class _Printed(logging.Handler):
+    """Prints records above a bar that may be running."""
+
+    def __init__(self, to: rich.console.Console) -> None:
+        super().__init__()
+        self._to = to
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # An exception is told once, by whoever ends the program; its trace is in the file.
+        if record.exc_info is None:
+            self._to.print(record.getMessage(), highlight=False, markup=False, soft_wrap=True)

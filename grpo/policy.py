@@ -142,7 +142,9 @@ def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.dev
     Raises ValueError if the target modules match nothing; the initial adapter depends on `seed` alone.
     """
     from transformers import AutoModelForImageTextToText, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # its bars would cut through ours
     path = model_path(model.name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(path, revision=model.revision)
     network: Any = AutoModelForImageTextToText.from_pretrained(

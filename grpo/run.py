@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 
 def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
     """Train as configured, in `folder`; returns the last eval/all/pass_at_1 (greedy, validation tasks)."""
-    with _log_file(folder / "train.log"):
-        console = Console(config.runtime.steps)
+    console = Console(config.runtime.steps)
+    with console.logging_to(folder / "train.log"):
         try:
             return _run(config, folder, overrides, console)
         except BaseException:
@@ -62,7 +61,7 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
         log=RunLog(folder, tracker),
         console=console,
     )
-    console.say(f"run folder: {folder}")
+    log.info("run folder: %s", folder)
     tracker.start(folder=str(folder), name=f"{config.name}/{folder.name}", config=config.model_dump(by_alias=True))
     exit_code = 1
     try:
@@ -77,17 +76,17 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
     write_json(folder / "summary.json", summary)
     write_json(folder / "result.json", {"objective": objective})
     console.closing_table(summary)
-    _report(folder, console)
-    console.say(f"run folder: {folder}")
+    _report(folder)
+    log.info("run folder: %s", folder)
     return objective
 
 
-def _report(folder: Path, console: Console) -> None:
+def _report(folder: Path) -> None:
     try:
-        console.say(f"report: {report.build(folder)}")
+        log.info("report: %s", report.build(folder))
     except (OSError, ValueError) as error:
         # The run is done and its numbers are safe; scripts/report.py can try again.
-        console.say(f"report.html could not be written: {error}", level=logging.WARNING)
+        log.warning("report.html could not be written: %s", error)
 
 
 def _tokens_per_second(folder: Path) -> float:
@@ -113,7 +112,7 @@ def _history(parts: local.Parts) -> list[local.Metrics]:
         return []
     step = load_checkpoint(newest, parts.policy, parts.optimizer)
     parts.log.truncate(step)
-    parts.console.say(f"resuming after step {step}, from {newest}")
+    log.info("resuming after step %d, from %s", step, newest)
     return [
         {name: value for name, value in record.items() if name != "step"}
         for record in read_lines(parts.folder / METRICS_FILE)
@@ -164,18 +163,3 @@ def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Everything that the project logs also goes to `path`."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("grpo")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()

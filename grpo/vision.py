@@ -107,7 +107,9 @@ class VisionEncoder:
 
 def digest(image: np.ndarray) -> bytes:
     """Of shape and pixels. SHA-256, because processors have instructions for it."""
-    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
+    found = hashlib.sha256(repr(image.shape).encode())
+    found.update(np.ascontiguousarray(image).data)
+    return found.digest()
 
 
 def patchify(image: np.ndarray, patch: int, merge: int) -> Tensor:
@@ -146,14 +148,14 @@ def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch
 def _attend(attention: Any, hidden_FPC: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
     """The vision model's self-attention over a stack of images.
 
-    On CPU as two plain matrix products: `scaled_dot_product_attention`'s backward takes about half of a training step
-    there at small head sizes.
+    While training on CPU as two plain matrix products: `scaled_dot_product_attention`'s backward takes about half of
+    a training step there at small head sizes.
     """
     images, count, _ = hidden_FPC.shape
     qkv = attention.qkv(hidden_FPC).reshape(images, count, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-    query, key, value = qkv.unbind(0)
-    query, key = _rotate(query, cos_PD, sin_PD), _rotate(key, cos_PD, sin_PD)
-    if query.device.type == "cpu":
+    query, key = _rotate(qkv[:2], cos_PD, sin_PD).unbind(0)
+    value = qkv[2]
+    if query.device.type == "cpu" and torch.is_grad_enabled():
         weights = (query * attention.scaling) @ key.transpose(-1, -2)
         mixed = weights.softmax(dim=-1) @ value
     else:
@@ -163,7 +165,7 @@ def _attend(attention: Any, hidden_FPC: Tensor, cos_PD: Tensor, sin_PD: Tensor) 
 
 def _rotate(states: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:
     first, second = states.chunk(2, dim=-1)
-    return (states * cos_PD + torch.cat((-second, first), dim=-1) * sin_PD).to(states.dtype)
+    return torch.addcmul(states * cos_PD, torch.cat((-second, first), dim=-1), sin_PD).to(states.dtype)
 
 
 def _size(features: Features) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ from grpo.reward import Mixture
 from grpo.rollout import play
 from grpo.tracking import RunLog, rollout_row
 from grpo.types import Rollout, Task, TokenTrace
+
+log = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 
@@ -87,7 +90,7 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         parts.log.rollouts(step, [rollout_row(step, *r) for r in one_group if r[0].transcript.task.id == tasks[0].id])
         parts.console.step(step, metrics, raised)
         if step == 1:
-            parts.console.say(first_step_note(metrics["policy/loss"], metrics["policy/grad_norm"]))
+            log.info(first_step_note(metrics["policy/loss"], metrics["policy/grad_norm"]))
         if step % run.runtime.checkpoint_interval == 0 or step == run.runtime.steps:
             save_checkpoint(parts.folder, step, parts.policy, parts.optimizer, keep=run.runtime.keep_checkpoints)
     return next(metrics for metrics in reversed(history) if OBJECTIVE in metrics)
