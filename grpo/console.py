@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import rich.console
-from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -78,7 +77,9 @@ class Console:
         """Start policy and trained policy side by side, from what goes into summary.json."""
         rows = summary["rows"]
         table = Table(
-            box=box.SIMPLE,
+            box=None,  # with rules between the columns it would not fit 80 characters
+            padding=(0, 1),
+            pad_edge=False,
             title="Test split: tasks that neither training nor validation has seen",
             caption=f"{rows[0]['episodes']} episodes a row; {summary['tokens_per_second']:,.0f} tokens/s sampled in "
             f"training; {summary['seconds']:.0f} s in all",
