@@ -2,8 +2,8 @@
 
 The expert's action is replaced by a random one with some probability, and it goes on from wherever that lands. At
 first the slips stay in the context but carry no loss: the policy sees states off the shortest way and learns the
-right reply there. In the last steps the language model imitates slips too, so what comes out plans well but acts
-carelessly when sampled: there is something for GRPO to improve, and it is known what.
+right reply there. In a second, short phase the language model imitates slips too, so what comes out plans well but
+acts carelessly when sampled: there is something for GRPO to improve, and it is known what.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from grpo.types import Task, TokenTrace
 from grpo.vision import VisionEncoder
 
 
-class Recipe(Strict):
-    """One supervised start; the values are in conf/warm_start.yaml."""
+class Phase(Strict):
+    """One stretch of supervised training; the values are in conf/warm_start.yaml."""
 
     seed: int
     steps: Positive
@@ -45,8 +45,8 @@ class Recipe(Strict):
     weight_decay: float
     max_grad_norm: float
     slip_probability: float
-    imitate_slips_from: int
-    """The step from which slips carry loss too."""
+    imitate_slips: bool
+    """Whether slips carry loss too; then the vision tower is left as it is."""
     checkpoint_interval: Positive
 
 
@@ -58,7 +58,7 @@ class WarmStart(Strict):
     vocabulary_envs: list[str]
     """Options of conf/env whose texts the tokenizer is trained on; the first is what the result is examined on."""
     model: TinySizes
-    recipe: Recipe
+    phases: list[Phase]
     env: EnvConfig
 
 
@@ -84,20 +84,21 @@ def training_texts(env: Env, episodes: int) -> list[str]:
     return texts
 
 
-def train(policy: Policy, env: Env, recipe: Recipe, work: Path) -> Iterator[Report]:
-    """Run the recipe, yielding after every step; goes on from the newest checkpoint under `work`.
+def train(policy: Policy, env: Env, phase: Phase, work: Path) -> Iterator[Report]:
+    """Run the phase, yielding after every step; goes on from the newest checkpoint at `work`, which may be its last.
 
-    Trains every weight of the model. The tasks, slips and order follow from `recipe.seed` and the step alone.
+    Trains every weight of the model, or of the language model alone where slips are imitated. The tasks, slips and
+    order follow from `phase.seed` and the step alone.
     """
-    optimizers = _optimizers(policy.model, recipe)
+    optimizers = _optimizers(policy.model, phase)
     first = _restore(policy.model, optimizers, work)
-    for step in range(first, recipe.steps):
-        imitate = step >= recipe.imitate_slips_from
-        # Carelessness is for the adapter to repair, and the adapter is on the language model alone.
-        policy.base.model.visual.requires_grad_(not imitate)
-        tasks = env.tasks("train", recipe.batch_size, seed_of(recipe.seed, "warm start", step))
+    # Carelessness is for the adapter to repair, and the adapter is on the language model alone.
+    policy.base.model.visual.requires_grad_(not phase.imitate_slips)
+    for step in range(first, phase.steps):
+        tasks = env.tasks("train", phase.batch_size, seed_of(phase.seed, "warm start", step))
         traces = [
-            demonstrate(policy.chat, policy.vision, env, task, recipe.slip_probability, imitate) for task in tasks
+            demonstrate(policy.chat, policy.vision, env, task, phase.slip_probability, phase.imitate_slips)
+            for task in tasks
         ]
         batch = collate(
             traces,
@@ -108,13 +109,13 @@ def train(policy: Policy, env: Env, recipe: Recipe, work: Path) -> Iterator[Repo
         )
         loss = -policy.logprobs(batch, temperature=1.0).logprobs_BT.sum() / batch.action_mask_BT.sum()
         loss.backward()
-        nn.utils.clip_grad_norm_(policy.model.parameters(), recipe.max_grad_norm)
+        nn.utils.clip_grad_norm_(policy.model.parameters(), phase.max_grad_norm)
         for optimizer in optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate * _schedule(step, recipe)
+                group["lr"] = phase.learning_rate * _schedule(step, phase)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if (step + 1) % recipe.checkpoint_interval == 0 and step + 1 < recipe.steps:
+        if (step + 1) % phase.checkpoint_interval == 0 or step + 1 == phase.steps:
             write_folder(work, _writer(policy.model, optimizers, step + 1))
         yield Report(step=step + 1, loss=loss.item())
 
@@ -156,25 +157,25 @@ def demonstrate(
     )
 
 
-def _optimizers(model: nn.Module, recipe: Recipe) -> dict[str, torch.optim.Optimizer]:
+def _optimizers(model: nn.Module, phase: Phase) -> dict[str, torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the weight matrices, AdamW for embeddings, norms, biases and the patch
     convolution: at step 120 of 7x7 mazes 0.52 greedy success, against 0.20 with AdamW alone."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim == 2 and "embed" not in name
         (matrices if is_matrix else others).append(parameter)
-    settings: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    settings: dict[str, Any] = {"lr": phase.learning_rate, "weight_decay": phase.weight_decay}
     return {
         "muon": torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings),
         "adamw": torch.optim.AdamW(others, betas=(0.9, 0.95), **settings),
     }
 
 
-def _schedule(step: int, recipe: Recipe) -> float:
+def _schedule(step: int, phase: Phase) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
-    if step < recipe.warmup_steps:
-        return (step + 1) / recipe.warmup_steps
-    progress = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+    if step < phase.warmup_steps:
+        return (step + 1) / phase.warmup_steps
+    progress = (step - phase.warmup_steps) / max(1, phase.steps - phase.warmup_steps)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 

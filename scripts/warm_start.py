@@ -1,7 +1,7 @@
 """Make the tiny model: build it, let it imitate an expert, write an ordinary Hugging Face folder.
 
     python scripts/warm_start.py                        # as shipped, in about ten minutes of one core
-    python scripts/warm_start.py recipe.steps=100 output=outputs/tiny
+    python scripts/warm_start.py env.random_rooms=1.0 output=outputs/tiny
 
 Goes on from its newest checkpoint when it is started again with the same output. Values: conf/warm_start.yaml.
 """
@@ -68,20 +68,21 @@ def _new_policy(config: WarmStart, games: list[Env], output: Path) -> Policy:
     texts = [text for game in games for text in training_texts(game, episodes=100)]
     tokenizer = build_tokenizer(texts, config.model.vocabulary)
     save_processor(tokenizer, output)
-    network = build_model(tokenizer, config.model, config.recipe.seed)
+    network = build_model(tokenizer, config.model, config.phases[0].seed)
     return Policy(network, tokenizer, load_image_processor(str(output), None), name=config.output)
 
 
 def _train(policy: Policy, env: Env, config: WarmStart, work: Path) -> float:
-    """Runs the recipe with a progress bar; returns its seconds."""
+    """Runs the phases with a progress bar each; returns their seconds."""
     start = time.monotonic()
-    columns = (TextColumn("warm start"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("", total=config.recipe.steps, loss="")
-        for report in train(policy, env, config.recipe, work):
-            bar.update(task, completed=report.step, loss=f"loss {report.loss:.4f}")
-            if report.step % 100 == 0 and not bar.console.is_terminal:
-                print(f"step {report.step}/{config.recipe.steps}  loss {report.loss:.4f}", flush=True)
+        for number, phase in enumerate(config.phases, start=1):
+            task = bar.add_task(f"phase {number}", total=phase.steps, loss="")
+            for report in train(policy, env, phase, work / f"phase_{number}"):
+                bar.update(task, completed=report.step, loss=f"loss {report.loss:.4f}")
+                if report.step % 100 == 0 and not bar.console.is_terminal:
+                    print(f"phase {number}  step {report.step}/{phase.steps}  loss {report.loss:.4f}", flush=True)
     shutil.rmtree(work, ignore_errors=True)
     return time.monotonic() - start
 

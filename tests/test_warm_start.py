@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from envs.maze_2d import Maze2D
 from grpo.policy import Policy, load_image_processor
 from grpo.tiny_model import TinySizes, build_model, build_tokenizer
-from grpo.warm_start import Recipe, demonstrate, train, training_texts
+from grpo.warm_start import Phase, demonstrate, train, training_texts
 
 SIZES = TinySizes(
     vocabulary=400,
@@ -26,7 +26,7 @@ SIZES = TinySizes(
     vision_ffn=32,
     image_patches=8,
 )
-RECIPE = Recipe(
+PHASE = Phase(
     seed=0,
     steps=6,
     batch_size=2,
@@ -35,7 +35,7 @@ RECIPE = Recipe(
     weight_decay=0.01,
     max_grad_norm=1.0,
     slip_probability=0.5,
-    imitate_slips_from=4,
+    imitate_slips=False,
     checkpoint_interval=2,
 )
 
@@ -47,12 +47,20 @@ def fresh() -> Policy:
 
 def test_the_loss_falls_and_an_interrupted_start_goes_on_bit_for_bit(maze: Maze2D, tmp_path: Path) -> None:
     straight, stopped, resumed = fresh(), fresh(), fresh()
-    losses = [report.loss for report in train(straight, maze, RECIPE, tmp_path / "straight")]
+    losses = [report.loss for report in train(straight, maze, PHASE, tmp_path / "straight")]
     assert losses[-1] < losses[0] - 0.5
-    assert len(list(islice(train(stopped, maze, RECIPE, tmp_path / "stopped"), 5))) == 5
-    assert [report.step for report in train(resumed, maze, RECIPE, tmp_path / "stopped")] == [5, 6]
+    assert len(list(islice(train(stopped, maze, PHASE, tmp_path / "stopped"), 5))) == 5
+    assert [report.step for report in train(resumed, maze, PHASE, tmp_path / "stopped")] == [5, 6]
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_where_slips_are_imitated_the_vision_tower_stays_as_it_is(maze: Maze2D, tmp_path: Path) -> None:
+    policy = fresh()
+    before = [parameter.detach().clone() for parameter in policy.base.model.visual.parameters()]
+    assert len(list(train(policy, maze, PHASE.model_copy(update={"imitate_slips": True}), tmp_path / "work"))) == 6
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.base.model.visual.parameters(), strict=True))
+    assert list(train(policy, maze, PHASE, tmp_path / "work")) == [], "a finished phase is not run again"
 
 
 def demonstrated_replies(policy: Policy, maze: Maze2D, *, slip: float, imitate: bool) -> list[tuple[str, bool]]:
