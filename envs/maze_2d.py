@@ -293,9 +293,9 @@ _picture = lru_cache(maxsize=64)(Picture)
 
 @lru_cache(maxsize=16)
 def _agent_tiles(cell_pixels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The agent's cell on a path and on the goal: a circle, a quarter cell in radius."""
-    offsets = np.arange(cell_pixels) + 0.5 - cell_pixels / 2
-    disc = offsets[:, None] ** 2 + offsets[None, :] ** 2 <= (cell_pixels / 4) ** 2
+    """The agent's cell on a path and on the goal: a circle, a quarter cell in radius, placed as pygame places it."""
+    offsets = np.arange(cell_pixels) + 0.5 - cell_pixels // 2
+    disc = offsets[:, None] ** 2 + offsets[None, :] ** 2 <= (cell_pixels // 4) ** 2
     colours = np.array([PATH_COLOUR, GOAL_COLOUR], dtype=np.uint8)
     on_path, on_goal = np.where(disc[:, :, None], np.array(AGENT_COLOUR, dtype=np.uint8), colours[:, None, None, :])
     return on_path, on_goal

@@ -14,16 +14,16 @@ from grpo.types import Split, Task
 
 
 def test_the_numbers_of_a_run_follow_from_its_config() -> None:
-    # 16 tasks x 8 replies = 128 rows, in 4 updates of 32; 32 / 8 rows a pass = 4 passes; 25 steps; 20 turns; 32 tokens.
+    # 16 tasks x 8 replies = 128 rows, in 4 updates of 32; 32 / 8 rows a pass = 4 passes; 60 steps; 20 turns; 32 tokens.
     assert plan.derive(configs.run()) == plan.Plan(
         rows_per_step=128,
         rows_per_update=32,
         devices=1,
         accumulation=4,
-        updates=100,
-        rollouts=3200,
-        replies_at_most=64_000,
-        tokens_at_most=2_048_000,
+        updates=240,
+        rollouts=7680,
+        replies_at_most=153_600,
+        tokens_at_most=4_915_200,
     )
 
 
