@@ -1,5 +1,7 @@
+import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,3 +229,24 @@ def test_impossible_fields_are_refused_with_their_value(field: str, value: float
     build: Callable[..., Maze2D] = env
     with pytest.raises(ValueError, match=f"{field}={value}"):
         build(**{field: value})
+
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "visgym_maze_2d.json").read_text())
+
+
+@pytest.mark.parametrize("recorded", RECORDED["episodes"], ids=lambda recorded: f"{len(recorded['steps'])} steps")
+def test_every_recorded_step_of_visgyms_own_maze_has_the_same_effect(recorded: dict[str, Any]) -> None:
+    """Mazes, actions and results recorded from VisGym's maze_2d, at the commit that the file names."""
+    size = len(recorded["maze"])
+    maze = Maze(
+        size=size,
+        walls=bytes(sign == "#" for row in recorded["maze"] for sign in row),
+        start=recorded["start"][0] * size + recorded["start"][1],
+        goal=recorded["goal"][0] * size + recorded["goal"][1],
+    )
+    episode = MazeEpisode(maze, cell_pixels=25, aligned=False, first_text="")
+    for action, agent, done, reward, blocked in recorded["steps"]:
+        outcome = episode.act(action)
+        assert episode.state()["agent"] == agent
+        assert (outcome.done, outcome.solved) == (done, reward == 1.0)
+        assert (outcome.feedback == "Cannot move into a wall.") == blocked
