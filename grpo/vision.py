@@ -1,7 +1,8 @@
 """Images to visual tokens: each distinct image of a batch once, images of one size together.
 
 transformers' vision model loops over images and rebuilds its position tables for each; `_encode_equal` runs the same
-modules on a whole stack of equal-sized images (equal to it by test). Where the vision tower is frozen, features are
+weights on a whole stack of equal-sized images (equal to it by test). It relies on modules and weights alone, because
+the methods around them differ between transformers 5.8 and 5.17. Where the vision tower is frozen, features are
 remembered across steps.
 """
 
@@ -124,15 +125,14 @@ def patchify(image: np.ndarray, patch: int, merge: int) -> Tensor:
 
 def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch: int) -> tuple[Tensor, Tensor]:
     """Tokens [F, N, H] and deepstack features [L, F, N, H] of F images of one size."""
-    images, count, _ = patches_FPC.shape
-    grid = torch.tensor([[1, size[0] // patch, size[1] // patch]], device=patches_FPC.device)
+    images = len(patches_FPC)
+    height, width = size[0] // patch, size[1] // patch
     # The patch convolution never overlaps, so it is a matrix product; and as an image is the same frame twice, the
     # kernel's two slices in time can be added up first.
     kernel = visual.patch_embed.proj
     hidden_FPC = nn.functional.linear(patches_FPC, kernel.weight.sum(dim=2).flatten(1), kernel.bias)
-    hidden_FPC = hidden_FPC + visual.fast_pos_embed_interpolate(grid)
-    angles_PD = visual.rot_pos_emb(grid).reshape(count, -1)
-    angles_PD = torch.cat((angles_PD, angles_PD), dim=-1)
+    hidden_FPC = hidden_FPC + _position_embeddings(visual, height, width)
+    angles_PD = _rotary_angles(visual, height, width)
     cos_PD, sin_PD = angles_PD.cos(), angles_PD.sin()
     deepstack = []
     for index, block in enumerate(visual.blocks):
@@ -143,6 +143,30 @@ def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch
             deepstack.append(merger(hidden_FPC.flatten(0, 1)).unflatten(0, (images, -1)))
     tokens_FNH = visual.merger(hidden_FPC.flatten(0, 1)).unflatten(0, (images, -1))
     return tokens_FNH, torch.stack(deepstack)
+
+
+def _position_embeddings(visual: Any, height: int, width: int) -> Tensor:
+    """The learned square grid of position embeddings, resampled to `height` x `width` patches, [P, C]."""
+    side = int(visual.config.num_position_embeddings**0.5)
+    learned = visual.pos_embed.weight.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    resampled = nn.functional.interpolate(learned, size=(height, width), mode="bilinear", align_corners=True)
+    return _in_patch_order(resampled[0].permute(1, 2, 0), visual.spatial_merge_size)
+
+
+def _rotary_angles(visual: Any, height: int, width: int) -> Tensor:
+    """Angles of the two-axis rotary embedding, [P, head size]: rows, columns, and both once more."""
+    frequencies = visual.rotary_pos_emb.inv_freq.float()
+    rows_HWD = torch.outer(torch.arange(height, device=frequencies.device), frequencies)[:, None].expand(-1, width, -1)
+    columns_HWD = torch.outer(torch.arange(width, device=frequencies.device), frequencies).expand(height, -1, -1)
+    angles_PD = _in_patch_order(torch.cat((rows_HWD, columns_HWD), dim=-1), visual.spatial_merge_size)
+    return torch.cat((angles_PD, angles_PD), dim=-1)
+
+
+def _in_patch_order(values_HWD: Tensor, merge: int) -> Tensor:
+    """[P, D] with the patches of one visual token next to each other, as `patchify` has them."""
+    height, width, size = values_HWD.shape
+    blocks = values_HWD.reshape(height // merge, merge, width // merge, merge, size)
+    return blocks.permute(0, 2, 1, 3, 4).reshape(height * width, size)
 
 
 def _attend(attention: Any, hidden_FPC: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:

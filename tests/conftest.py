@@ -42,12 +42,12 @@ def model(path: Path = TINY) -> ModelConfig:
     )
 
 
-def shake(policy: Policy, size: float = 0.1) -> None:
+def shake(policy: Policy) -> None:
     """Give the adapter an effect: a fresh one is the identity."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable:
-            parameter.add_(torch.randn_like(parameter) * size)
+            parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -86,10 +86,10 @@ def test_stacked_vision_features_equal_transformers_one_by_one(policy: Policy, s
     with torch.no_grad():
         expected = policy.base.model.get_image_features(**inputs)
         found = policy.vision.encode(pictures)
-    assert torch.allclose(torch.cat([each.tokens_NH for each in found]), torch.cat(expected.pooler_output), atol=1e-4)
+    assert torch.allclose(torch.cat([each.tokens_NH for each in found]), torch.cat(expected.pooler_output), atol=1e-3)
     for layer, features in enumerate(expected.deepstack_features):
         mine = torch.cat([each.deepstack_LNH[layer] for each in found])
-        assert torch.allclose(mine, features, atol=1e-4)
+        assert torch.allclose(mine, features, atol=1e-3)
 
 
 def test_equal_images_are_computed_once(policy: Policy) -> None:
