@@ -269,7 +269,10 @@ def finish(sweep: Path, console: Console) -> int:
     if not records:
         return 0
     keys = list(dict.fromkeys(key for record in records for key in _settings(record)))
-    columns = [Column(key, overflow="fold") for key in keys]
+    # Full keys are in the file; in the table `algorithm.group_size` would be broken over three lines.
+    short = [key.rsplit(".", 1)[-1] for key in keys]
+    headings = short if len(set(short)) == len(short) else keys
+    columns = [Column(heading, overflow="fold") for heading in headings]
     table = Table("trial", *columns, "objective", "state", "seconds", title=f"sweep {sweep}")
     with (sweep / "sweep.csv").open("w", encoding="utf-8", newline="") as file:
         sheet = csv.writer(file)
