@@ -48,7 +48,8 @@ class Console:
             f"{metrics['perf/tokens_per_second']:,.0f} tokens/s",
         ]
         if "eval/all/pass_at_1" in metrics:
-            parts.append(f"validation solved {metrics['eval/all/pass_at_1']:.3f}")
+            greedy, sampled = metrics["eval/all/pass_at_1"], metrics["eval/all/solved_sampled"]
+            parts.append(f"validation solved {greedy:.3f} greedy, {sampled:.3f} sampled")
         log.info("  ".join(parts))
         for alarm in raised:
             # Said when it comes up, not after every step that it stays up; metrics.jsonl has them all.

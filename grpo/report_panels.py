@@ -45,6 +45,7 @@ _SOLVED = Panel(
     curves=(
         Curve(label="training", metric="rollout/solved"),
         Curve(label="held-out, greedy", metric="eval/all/pass_at_1"),
+        Curve(label="held-out, sampled", metric="eval/all/solved_sampled"),
         Curve(label="reachable ceiling", metric="eval/ceiling", dashed=True),
     ),
     share=True,

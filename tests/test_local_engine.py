@@ -96,7 +96,9 @@ def test_every_step_has_the_documented_metrics(folder: Path) -> None:
     }
     assert all(wanted <= record.keys() for record in records[1:])
     assert {"policy/entropy", "policy/clip_fraction", "policy/ratio_mean"} <= records[1].keys()
-    assert {"eval/all/pass_at_1", "eval/all/reward", "eval/ceiling"} <= records[0].keys() & records[2].keys()
+    assert {"eval/all/pass_at_1", "eval/all/solved_sampled", "eval/all/reward", "eval/ceiling"} <= records[
+        0
+    ].keys() & records[2].keys()
     assert "policy/kl" in records[2], "measured at evaluations even where it costs nothing in the loss"
 
 

@@ -21,7 +21,7 @@ from grpo.checkpoint import save_checkpoint
 from grpo.config import RunConfig
 from grpo.console import Console
 from grpo.conversation import Sampling
-from grpo.evaluate import ceiling, evaluate, held_out
+from grpo.evaluate import Evaluation, ceiling, evaluate, held_out
 from grpo.interfaces import Env
 from grpo.loss import LossParts, loss_metrics, policy_loss, token_weights
 from grpo.metrics import rollout_metrics
@@ -209,16 +209,31 @@ def accumulate(parts: Parts, rows: Sequence[tuple[TokenTrace, float]], step: int
 
 
 def validate(parts: Parts, step: int) -> Metrics:
-    """Greedy play on the validation tasks; the test tasks are left for the end of the run."""
+    """Play on the validation tasks, greedy and sampled; the test tasks are left for the end of the run."""
     run = parts.run
     tasks = held_out(parts.env, "validation", run.runtime.eval_episodes)
-    with parts.console.progress("evaluation") as progress:
-        result = evaluate(
-            parts.policy, parts.env, parts.mixture, run, tasks, greedy=True, purpose="validation", progress=progress
-        )
-    logged = list(zip(result.rollouts, result.scores, strict=True))[:LOGGED_EPISODES]
+
+    def result(greedy: bool) -> Evaluation:
+        with parts.console.progress("evaluation") as progress:
+            return evaluate(
+                parts.policy,
+                parts.env,
+                parts.mixture,
+                run,
+                tasks,
+                greedy=greedy,
+                purpose="validation",
+                progress=progress,
+            )
+
+    greedy, sampled = result(greedy=True), result(greedy=False)
+    logged = list(zip(greedy.rollouts, greedy.scores, strict=True))[:LOGGED_EPISODES]
     parts.log.rollouts(step, [rollout_row(step, rollout, score, None) for rollout, score in logged])
-    metrics = {OBJECTIVE: result.solved, "eval/all/reward": result.metrics["reward/total/mean"]}
+    metrics = {
+        OBJECTIVE: greedy.solved,
+        "eval/all/reward": greedy.metrics["reward/total/mean"],
+        "eval/all/solved_sampled": sampled.solved,
+    }
     reachable = ceiling(parts.env, tasks)
     return metrics if reachable is None else metrics | {"eval/ceiling": reachable}
 
