@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_run_json_records_what_the_run_was_made_from(folder: Path) -> None:
     assert made_from["seed"] == 0
     assert set(made_from["code_hashes"]) == {"env", "task_success", "answer_format"}
     assert len(made_from["base_hash"]) == 64
-    assert made_from["packages"]["torch"] == torch.__version__
+    assert made_from["packages"]["torch"] == metadata.version("torch")
 
 
 def test_the_first_step_is_on_policy(folder: Path, tmp_path: Path) -> None:
