@@ -38,11 +38,16 @@ def record(components: Mapping[str, object], base: Path | None, seed: int) -> di
         "dirty_diff": _git("diff", "HEAD"),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages(),
         "base_hash": None if base is None else hash_files(path for path in base.iterdir() if path.is_file()),
         "code_hashes": {key: _source_hash(component) for key, component in components.items()},
         "seed": seed,
     }
+
+
+def packages() -> dict[str, str | None]:
+    """Versions of what decides a run's numbers; None for what is not installed."""
+    return {name: _version(name) for name in PACKAGES}
 
 
 def hash_files(paths: Iterable[Path]) -> str:

@@ -63,7 +63,7 @@ class VisionEncoder:
         for key, image in missing.items():
             by_size.setdefault(self._resized(image), []).append(key)
         for size, keys in by_size.items():
-            patches_FPC = torch.stack([self._patches(missing[key], size) for key in keys])
+            patches_FPC = self._patches([missing[key] for key in keys], size)
             tokens_FNH, deepstack_LFNH = _encode_equal(self._visual, patches_FPC, size, self._patch)
             for index, key in enumerate(keys):
                 known[key] = Features(tokens_NH=tokens_FNH[index], deepstack_LNH=deepstack_LFNH[:, index])
@@ -95,15 +95,19 @@ class VisionEncoder:
             max_pixels=size["longest_edge"],
         )
 
-    def _patches(self, image: np.ndarray, size: tuple[int, int]) -> Tensor:
-        """[P, 3*patch*patch]: pixel rows of one image, one of the two equal frames that the processor makes of it."""
+    def _patches(self, images: Sequence[np.ndarray], size: tuple[int, int]) -> Tensor:
+        """Pixel rows [F, P, 3*patch*patch] of images that all become `size` pixels.
+
+        One of the two equal frames that the processor makes of an image.
+        """
         parameter = next(self._visual.parameters())
-        if image.shape[:2] == size:
-            rows = patchify(image, self._patch, self._merge)
-        else:
-            rows = self._processor(images=[image], return_tensors="pt")["pixel_values"]
-            rows = rows.unflatten(1, (3, -1, self._patch**2))[:, :, 0].flatten(1)
+        unchanged = all(image.shape[:2] == size for image in images)
+        rows = patchify(np.stack(images), self._patch, self._merge) if unchanged else self._processed(images)
         return rows.to(device=parameter.device, dtype=parameter.dtype)
+
+    def _processed(self, images: Sequence[np.ndarray]) -> Tensor:
+        rows = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return rows.reshape(len(images), -1, 3, 2, self._patch**2)[:, :, :, 0].flatten(2)
 
 
 def digest(image: np.ndarray) -> bytes:
@@ -113,14 +117,16 @@ def digest(image: np.ndarray) -> bytes:
     return found.digest()
 
 
-def patchify(image: np.ndarray, patch: int, merge: int) -> Tensor:
-    """float32[P, 3*patch*patch]: what Qwen2VLImageProcessor makes of an image that needs no resizing, less its
+def patchify(images_FHWC: np.ndarray, patch: int, merge: int) -> Tensor:
+    """float32[F, P, 3*patch*patch]: what Qwen2VLImageProcessor makes of images that need no resizing, less its
     repetition in time. Pixels go from 0..255 to -1..1; the patches of one visual token are consecutive.
     """
-    height, width = image.shape[0] // patch, image.shape[1] // patch
-    blocks = torch.tensor(image).reshape(height // merge, merge, patch, width // merge, merge, patch, 3)
-    rows = blocks.permute(0, 3, 1, 4, 6, 2, 5).reshape(height * width, 3 * patch * patch)
-    return rows.float().mul_(2 / 255).sub_(1)
+    images, height, width, _ = images_FHWC.shape
+    rows, columns = height // patch // merge, width // patch // merge
+    blocks = images_FHWC.reshape(images, rows, merge, patch, columns, merge, patch, 3)
+    # Rearranged as bytes and by numpy, which is several times faster at it than torch.
+    patches = np.ascontiguousarray(blocks.transpose(0, 1, 4, 2, 5, 7, 3, 6)).reshape(images, -1, 3 * patch * patch)
+    return torch.from_numpy(patches).float().mul_(2 / 255).sub_(1)
 
 
 def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch: int) -> tuple[Tensor, Tensor]:

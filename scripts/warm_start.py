@@ -24,6 +24,7 @@ from grpo.config import ConfigError, build, read
 from grpo.conversation import Sampling
 from grpo.interfaces import Env
 from grpo.policy import Policy, load_image_processor
+from grpo.provenance import hash_files, packages
 from grpo.rollout import play
 from grpo.schema import EnvConfig
 from grpo.tiny_model import build_model, build_tokenizer, save_processor
@@ -50,7 +51,14 @@ def main() -> None:
     seconds = _train(policy, env, config, output.with_name(f".{output.name}.work"))
     policy.model.save_pretrained(output)
     solved = {split: _exam(policy, games[0], split) for split in ("train", "validation")}
-    write_json(output / "warm_start.json", {"made_from": container, "seconds": round(seconds), "solved": solved})
+    record = {
+        "made_from": container,
+        "packages": packages(),
+        "seconds": round(seconds),
+        "solved": solved,
+        "weights_hash": hash_files([output / "model.safetensors"]),
+    }
+    write_json(output / "warm_start.json", record)
     print(f"solved: {solved}")
     print(f"written: {output}  ({seconds:.0f} s)")
 
