@@ -18,7 +18,7 @@ help: ## List the targets
 	@echo
 	@echo '  make train ARGS="adapter.rank=16 reward=maze_shaped"    passes overrides; ARGS=--help lists them'
 
-train: $(VENV)/train.ready ## Set up, then post-train the tiny Qwen3-VL on mazes (5 minutes on 2 cores)
+train: $(VENV)/train.ready ## Set up, then post-train the tiny Qwen3-VL on mazes (90 s on one core)
 	$(RUN) train.py $(ARGS)
 
 test: $(VENV)/test.ready lint ## Set up, then run linter, type checker and all tests
