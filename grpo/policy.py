@@ -46,7 +46,7 @@ class Policy:
     """A Qwen3-VL with its tokenizer and image processor, on one device."""
 
     def __init__(self, model: Any, tokenizer: Any, image_processor: Any, *, name: str) -> None:
-        self.model = model
+        self.model = model.eval()
         self.tokenizer = tokenizer
         self.image_processor = image_processor
         inner: Any = model.get_base_model() if _is_adapted(model) else model
@@ -81,6 +81,16 @@ class Policy:
         else:
             with self.model.disable_adapter() if _is_adapted(self.model) else nullcontext():
                 yield
+
+    @contextmanager
+    def training_mode(self, seed: int) -> Iterator[None]:
+        """Within this context adapter dropout and gradient checkpointing are active; `seed` decides the dropout."""
+        torch.manual_seed(seed)
+        self.model.train()
+        try:
+            yield
+        finally:
+            self.model.eval()
 
     def logprobs(self, batch: Batch, temperature: float) -> TokenLogprobs:
         """Log-probabilities of a batch's sampled tokens, at the temperature that they were sampled with."""
@@ -146,10 +156,9 @@ def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.dev
 
     transformers_logging.disable_progress_bar()  # its bars would cut through ours
     path = model_path(model.name_or_path)
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=model.revision)
-    network: Any = AutoModelForImageTextToText.from_pretrained(
-        path, revision=model.revision, dtype=getattr(torch, model.dtype)
-    )
+    source: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(path, **source)
+    network: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=getattr(torch, model.dtype), **source)
     network.to(device).requires_grad_(False)
     if model.gradient_checkpointing:
         network.gradient_checkpointing_enable()

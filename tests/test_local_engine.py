@@ -219,6 +219,18 @@ def test_a_gradient_that_is_not_finite_stops_the_run_with_the_step_and_the_next_
     made.optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("change", [{"adapter.dropout": 0.5}, {"model.gradient_checkpointing": True}])
+def test_dropout_changes_the_training_and_checkpointing_does_not(change: dict[str, Any], tmp_path: Path) -> None:
+    one = {"runtime.steps": 1, "algorithm.warmup_steps": 0}
+    plain, changed = trained(tmp_path / "plain", **one), trained(tmp_path / "changed", **one, **change)
+    alike = [
+        torch.allclose(a, b, atol=1e-6) for a, b in zip(adapter(plain).values(), adapter(changed).values(), strict=True)
+    ]
+    assert all(alike) == ("model.gradient_checkpointing" in change)
+    again = trained(tmp_path / "again", **one, **change)
+    assert same(adapter(again), adapter(changed))
+
+
 @pytest.mark.parametrize("option", ["dr_grpo", "dapo", "gspo"])
 def test_every_algorithm_option_trains(option: str, tmp_path: Path) -> None:
     config = configs.typed([f"algorithm={option}", "tracker=none", *_words(SMALL), "algorithm.kl_coefficient=0.05"])[0]

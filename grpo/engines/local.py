@@ -144,7 +144,8 @@ def update(parts: Parts, rollouts: Sequence[Rollout], advantages: Sequence[float
     updates = np.array_split(order, math.ceil(len(rows) / per_update))
     losses: list[LossParts] = []
     norms: list[float] = []
-    with parts.console.progress("update") as progress:
+    dropout_seed = seed_of(run.runtime.seed, "dropout", step)
+    with parts.policy.training_mode(dropout_seed), parts.console.progress("update") as progress:
         for done, chosen in enumerate(updates):
             losses += accumulate(parts, [rows[index] for index in chosen], step)
             norm = float(nn.utils.clip_grad_norm_(parts.policy.trainable, algorithm.max_grad_norm))
