@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import OmegaConf
 
-from grpo import compose, plan
+from grpo import compose, config, plan
 from grpo.compose import Source, Trial
 from grpo.faults import ConfigError, Fault
 from grpo.plan import Ceiling
@@ -88,13 +88,21 @@ def _shown(arguments: tuple[str, ...], typed: tuple[str, ...]) -> Command:
 
 def _source(flags: Namespace, conf: Path) -> Source:
     name = (flags.config_name or "config").removesuffix(".yaml")
+    resumed = _resumed(flags.overrides)
     if flags.config_path is None:
-        folder = conf
+        # A resumed run goes on with its own config, not with what conf/ says today.
+        folder = resumed if resumed is not None and (resumed / f"{name}.yaml").is_file() else conf
     else:
         # A run folder's path is typed from where one stands; Hydra alone would start at train.py.
         given = Path(flags.config_path).expanduser()
         folder = (given if given.is_dir() else conf.parent / given).resolve()
     return Source(folder=folder, name=name, extra=Path(flags.config_dir).resolve() if flags.config_dir else None)
+
+
+def _resumed(words: Sequence[str]) -> Path | None:
+    """The folder of the last `resume=FOLDER` among the words."""
+    given = [word.partition("=")[2].strip("'\"") for word in words if word.lstrip("+").startswith("resume=")]
+    return Path(given[-1]).expanduser().resolve() if given and given[-1] not in ("", "null") else None
 
 
 def _check(
@@ -139,7 +147,23 @@ def _folder(
     folder = Path(resume).resolve()
     if not (folder / "config.yaml").is_file():
         raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resume!r}")])
+    faults = list(_changed(config.load(folder), trials[0].run, folder))
+    if faults:
+        raise ConfigError(faults)
     return folder
+
+
+def _changed(before: RunConfig, now: RunConfig, folder: Path) -> Iterator[Fault]:
+    """A fault for each key that a resumed run would not go on with as it was."""
+    then, today = (dict(config.leaves(run.model_dump(by_alias=True))) for run in (before, now))
+    for key in sorted(then.keys() | today.keys()):
+        if key not in ("resume", "dry_run") and then.get(key) != today.get(key):
+            told = (
+                f"was {then.get(key)!r} when the run started, now {today.get(key)!r}; a resumed run goes on as it was"
+            )
+            yield Fault(
+                key=key, problem=f"{told}: leave it out, or start anew: --config-path {folder} --config-name config"
+            )
 
 
 def reach(command: Command) -> Mapping[str, Mapping[Split, Ceiling | None]]:

@@ -35,6 +35,7 @@ __all__ = [
     "build_env",
     "build_rewards",
     "devices",
+    "leaves",
     "load",
     "parse",
     "plain",
@@ -64,7 +65,7 @@ def plain(composed: DictConfig) -> dict[str, Any]:
 
 def _unsettled(job: DictConfig) -> Iterator[Fault]:
     """A fault for each value that is still to be given, or that leads nowhere."""
-    raw = dict(_leaves(OmegaConf.to_container(job, resolve=False)))
+    raw = dict(leaves(OmegaConf.to_container(job, resolve=False)))
     for key, text in raw.items():
         if text == "???":
             yield Fault(key=key, problem="must be given (it is ??? in conf/)")
@@ -78,13 +79,14 @@ def _unsettled(job: DictConfig) -> Iterator[Fault]:
             yield Fault(key=key, problem=f"{text} cannot be resolved: {reason}{guess(wanted, raw)}")
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every single value of nested plain data, with its full dotted key."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _leaves(item, join(prefix, str(name)))
+            yield from leaves(item, join(prefix, str(name)))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{prefix}[{index}]")
+            yield from leaves(item, f"{prefix}[{index}]")
     else:
         yield prefix, value
 

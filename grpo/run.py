@@ -112,7 +112,10 @@ def _history(parts: local.Parts) -> list[local.Metrics]:
         return []
     step = load_checkpoint(newest, parts.policy, parts.optimizer)
     parts.log.truncate(step)
-    log.info("resuming after step %d, from %s", step, newest)
+    if step >= parts.run.runtime.steps:
+        log.info("all %d steps were done before; nothing is trained, only evaluated again", step)
+    else:
+        log.info("resuming after step %d, from %s", step, newest)
     return [
         {name: value for name, value in record.items() if name != "step"}
         for record in read_lines(parts.folder / METRICS_FILE)
