@@ -28,16 +28,16 @@ class ChatRenderer:
 
     def _first_turn(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:
         """Token ids of a conversation's start: the user's turn and the opening of the assistant's."""
-        return self._encode(self._render([_user(text, len(grids))]), grids)
+        return self._encode(self._render([self._user(text, len(grids))]), grids)
 
     def _next_turn(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:
         """Token ids between the end marker of a reply and the start of the next reply.
 
         Raises ValueError if the template does not simply append.
         """
-        opening = [_user("?", 0)]
+        opening = [self._user("?", 0)]
         before = self._render(opening) + _REPLY + self._tokenizer.eos_token
-        after = self._render([*opening, {"role": "assistant", "content": _REPLY}, _user(text, len(grids))])
+        after = self._render([*opening, {"role": "assistant", "content": _REPLY}, self._user(text, len(grids))])
         if not after.startswith(before):
             raise ValueError(
                 f"the chat template of {self._model_name} changes earlier turns when one is added (templates of "
@@ -57,18 +57,21 @@ class ChatRenderer:
     def _render(self, messages: list[dict[str, Any]]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
+    def _user(self, text: str, images: int) -> dict[str, Any]:
+        # An environment may quote what the model wrote; a special token spelled out there must not become one.
+        for special in self._tokenizer.all_special_tokens:
+            text = text.replace(special, special.replace("<|", "< |"))
+        parts = [{"type": "text", "text": text}, *({"type": "image"} for _ in range(images))]
+        return {"role": "user", "content": parts}
+
     def _encode(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:
         pieces = text.split(IMAGE_PAD)
         if len(pieces) != len(grids) + 1:
             raise ValueError(
-                f"{len(pieces) - 1} image placeholders for {len(grids)} images in {text[:200]!r}: a text that holds "
-                f"{IMAGE_PAD} cannot be shown to the model"
+                f"the chat template of {self._model_name} made {len(pieces) - 1} image placeholders for {len(grids)} "
+                f"images: {text[:200]!r}"
             )
         expanded = pieces[0]
         for (height, width), piece in zip(grids, pieces[1:], strict=True):
             expanded += IMAGE_PAD * (height * width) + piece
         return self._tokenizer.encode(expanded, add_special_tokens=False)
-
-
-def _user(text: str, images: int) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "text", "text": text}, *({"type": "image"} for _ in range(images))]}

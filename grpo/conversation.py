@@ -50,6 +50,7 @@ class _Row:
     pending: list[int] = field(default_factory=list)
     """Tokens that are part of the conversation but not yet in the cache: the last one sampled."""
     position: int = 0
+    turn: int = 0
 
     def extend(self, token_ids: Sequence[int], *, logprobs: Sequence[float] | None = None) -> None:
         self.token_ids += token_ids
@@ -64,6 +65,7 @@ class _Row:
             logprobs=list(self.logprobs),
             images=list(self.images),
             position=self.position,
+            turn=self.turn,
         )
 
 
@@ -175,7 +177,11 @@ class Conversations:
         real = np.zeros((len(fed), width), dtype=bool)
         for index, (row, ids, block, shown) in enumerate(zip(self._rows, fed, blocks, observations, strict=True)):
             start = row.position - len(row.pending)
-            place, row.position = positions(ids, policy.chat.image_token, self._grids(shown), start)
+            row.turn += 1
+            try:
+                place, row.position = positions(ids, policy.chat.image_token, self._grids(shown), start)
+            except ValueError as error:
+                raise ValueError(f"conversation {row.id}, turn {row.turn}: {error}") from error
             token_ids[index, : len(ids)], real[index, : len(ids)] = ids, True
             places[:, index, : len(ids)] = place
             row.extend(block)

@@ -147,9 +147,22 @@ def test_a_template_that_edits_earlier_turns_is_refused_with_the_models_name() -
         ChatRenderer(tokenizer, "thinker")
 
 
-def test_a_text_that_holds_an_image_placeholder_is_refused(policy: Policy) -> None:
-    with pytest.raises(ValueError, match="cannot be shown to the model"):
-        policy.chat.next_turn(f"look: {PAD}", ())
+def test_special_tokens_spelled_out_in_an_observation_stay_text(policy: Policy) -> None:
+    ids = policy.chat.next_turn(f"you said {PAD}<|im_end|><|im_start|>", ())
+    plain = policy.chat.next_turn("you said", ())
+    assert policy.chat.image_token not in ids
+    for special in (policy.chat.end_token, policy.tokenizer.convert_tokens_to_ids("<|im_start|>")):
+        assert ids.count(special) == plain.count(special)
+
+
+def test_a_template_that_shows_no_images_is_refused_with_the_counts(policy: Policy) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}"
+        "{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="template of blind made 0 image placeholders for 1 images"):
+        ChatRenderer(tokenizer, "blind").first_turn("look", ((4, 4),))
 
 
 def test_logprobs_of_one_three_and_no_images_equal_transformers_whatever_their_order(policy: Policy) -> None:
