@@ -123,6 +123,9 @@ def blockers(run: RunConfig) -> list[Fault]:
     if not isinstance(run.engine, LocalEngine):
         problem = f"engine={run.engine.name} can be composed and checked, but not run yet; engine=local runs here"
         faults.append(Fault(key="engine.name", problem=problem))
+    elif run.adapter.type == "none":
+        problem = "adapter=none (every weight) can be composed and checked, but engine=local trains an adapter; use adapter=lora"
+        faults.append(Fault(key="adapter.type", problem=problem))
     if not isinstance(run.cluster, LocalCluster):
         problem = (
             f"cluster={run.cluster.name} can be composed and checked, but nothing is submitted yet; use cluster=local"
