@@ -124,7 +124,7 @@ def blockers(run: RunConfig) -> list[Fault]:
         problem = f"engine={run.engine.name} can be composed and checked, but not run yet; engine=local runs here"
         faults.append(Fault(key="engine.name", problem=problem))
     elif run.adapter.type == "none":
-        problem = "adapter=none (every weight) can be composed and checked, but engine=local trains an adapter; use adapter=lora"
+        problem = "adapter=none can be composed and checked, but engine=local trains an adapter; use adapter=lora"
         faults.append(Fault(key="adapter.type", problem=problem))
     if not isinstance(run.cluster, LocalCluster):
         problem = (
