@@ -1,12 +1,14 @@
 """Write a folder so that it is there whole or not at all, and optimiser state without pickles.
 
-A checkpoint is written aside, every file synced, then renamed into place; DONE is its last file. A folder without
-DONE is no checkpoint.
+A checkpoint is written aside, every file synced, then renamed into place; DONE is its last file and holds the hashes of
+the others. A folder without DONE is no checkpoint, and one whose files are not those of DONE is damaged.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +20,8 @@ from torch import Tensor
 
 from grpo.policy import Policy
 
+log = logging.getLogger(__name__)
+
 DONE = "DONE"
 
 
@@ -27,7 +31,7 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     write(aside)
-    (aside / DONE).write_text("")
+    write_json(aside / DONE, {str(path.relative_to(aside)): _hash(path) for path in _files(aside)})
     for path in (*aside.rglob("*"), aside):
         _sync(path)
     if target.exists():
@@ -38,6 +42,18 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
 
 def is_complete(folder: Path) -> bool:
     return (folder / DONE).is_file()
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if it is whole."""
+    if not is_complete(folder):
+        return "it was never finished (no DONE)"
+    try:
+        wanted: Mapping[str, str] = json.loads((folder / DONE).read_text())
+    except ValueError:
+        return "its DONE is not readable"
+    wrong = [name for name, digest in wanted.items() if not (folder / name).is_file() or _hash(folder / name) != digest]
+    return f"{', '.join(wrong)} is missing or changed" if wrong else None
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -70,9 +86,16 @@ def load_checkpoint(checkpoint: Path, policy: Policy, optimizer: torch.optim.Opt
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a run folder."""
-    complete = [path for path in (folder / "checkpoints").glob("step_*") if is_complete(path)]
-    return max(complete, default=None)
+    """The newest whole checkpoint of a run folder. Damaged newer ones are named and set aside, never deleted."""
+    for path in sorted((folder / "checkpoints").glob("step_*"), reverse=True):
+        fault = damage(path)
+        if fault is None:
+            return path
+        aside = path.with_name(f"damaged_{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        log.warning("checkpoint %s is not used: %s; kept as %s", path.name, fault, aside.name)
+    return None
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:
@@ -113,6 +136,15 @@ def write_json(file: Path, content: object) -> None:
     aside.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     _sync(aside)
     aside.rename(file)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,7 +265,25 @@ def test_an_adapter_that_is_empty_is_not_saved_as_complete(tmp_path: Path, polic
     assert latest_checkpoint(tmp_path) is None
 
 
-def test_a_folder_without_done_is_no_checkpoint(tmp_path: Path, policy: Policy) -> None:
-    save_checkpoint(tmp_path, 1, policy, torch.optim.AdamW(policy.trainable), keep=2)
-    (tmp_path / "checkpoints" / "step_000020").mkdir()
+@pytest.mark.parametrize("harm", ["empty", "truncated", "lost", "no DONE", "half a DONE"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+    harm: str, tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 20):
+        save_checkpoint(tmp_path, step, policy, torch.optim.AdamW(policy.trainable), keep=2)
+    newest = tmp_path / "checkpoints" / "step_000020"
+    weights = newest / "adapter" / "adapter_model.safetensors"
+    if harm == "empty":
+        shutil.rmtree(newest)
+        newest.mkdir()
+    elif harm == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    elif harm == "lost":
+        weights.unlink()
+    elif harm == "no DONE":
+        (newest / "DONE").unlink()
+    else:
+        (newest / "DONE").write_text('{"adapter')
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_000001"
+    assert "step_000020 is not used" in caplog.text
+    assert (tmp_path / "checkpoints" / "damaged_step_000020").is_dir()
