@@ -190,10 +190,10 @@ def _adapted(network: Any, adapter: LoraAdapter, seed: int) -> Any:
     trainable, total = adapted.get_nb_trainable_parameters()
     kinds = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in matched}))
     log.info("LoRA on %d modules (%s): %s of %s parameters", len(matched), kinds, f"{trainable:,}", f"{total:,}")
-    if trainable > LARGE_SHARE * total:
+    if trainable > LARGE_SHARE * total or any(name.endswith("lm_head") for name in matched):
         log.warning(
-            "the adapter has %.0f %% of all parameters (%.1f MB a checkpoint); a lower adapter.rank or fewer "
-            "adapter.target_modules keep it small",
+            "the adapter has %.0f %% of all parameters, %.1f MB a checkpoint; a lower adapter.rank, or "
+            "adapter.target_modules without lm_head (it grows with the vocabulary), keep it small",
             100 * trainable / total,
             trainable * 4 / 1e6,
         )

@@ -194,6 +194,15 @@ def test_a_misspelt_target_module_is_named_with_the_right_one() -> None:
         matched_modules(network, ["q_prj", "v_proj"], None)
 
 
+def test_an_adapter_on_the_output_head_is_warned_about_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="grpo"):
+        load_policy(model(), lora(target_modules=["q_proj"]), device=torch.device("cpu"), seed=0)
+        assert "MB a checkpoint" not in caplog.text
+        load_policy(model(), lora(target_modules=["q_proj", "lm_head"]), device=torch.device("cpu"), seed=0)
+    # Rank 4: two q_proj of 64 -> 64 and lm_head of 64 -> 448, so 4 * (2 * 128 + 512) = 3072 float32.
+    assert "0.0 MB a checkpoint" in caplog.text
+
+
 def test_all_linear_leaves_the_vision_tower_out() -> None:
     matched = matched_modules(AutoModelForImageTextToText.from_pretrained(TINY), "all-linear", ".*visual.*")
     assert matched
