@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from safetensors.numpy import load_file
 
 from grpo import config, provenance
@@ -75,7 +75,7 @@ def _show(console: Console, changed: Sequence[Difference]) -> None:
     if not changed:
         console.print("made from the same: commit, packages, base, reward and env code")
         return
-    table = Table("what differs", "then", "now")
+    table = Table(Column("what differs", no_wrap=True), "then", "now")
     for difference in changed:
         table.add_row(difference.key, _short(difference.old), _short(difference.new))
     console.print(table)
