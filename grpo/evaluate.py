@@ -72,12 +72,3 @@ def evaluate(
 def held_out(env: Env, split: Split, count: int) -> Sequence[Task]:
     """The tasks that every run with this env is evaluated on: they do not depend on the run's seed."""
     return env.tasks(split, count, seed=0)
-
-
-def ceiling(env: Env, tasks: Sequence[Task]) -> float | None:
-    """Share of the tasks that can be solved within the env's turn budget; None if the env cannot know."""
-    turns = [env.min_turns(task) for task in tasks]
-    known = [fewest for fewest in turns if fewest is not None]
-    if len(known) < len(turns):
-        return None
-    return sum(fewest <= env.max_turns for fewest in known) / len(known)

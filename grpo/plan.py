@@ -6,14 +6,14 @@ budget that no policy can meet looks like a policy that does not learn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo import config
 from grpo.faults import ConfigError, Fault
 from grpo.interfaces import Env
 from grpo.schema import LocalCluster, LocalEngine, RunConfig
-from grpo.types import SPLITS, Split
+from grpo.types import SPLITS, Split, Task
 
 CEILING_TASKS = 128
 """Per split. A third of a second where a split has few distinct layouts; the share is off by a few percent at most."""
@@ -71,8 +71,13 @@ def derive(run: RunConfig) -> Plan:
 
 
 def ceiling(env: Env, split: Split, seed: int, tasks: int = CEILING_TASKS) -> Ceiling | None:
-    """The reachable share of up to `tasks` tasks; None where the env cannot know how many turns one needs."""
-    needed = [env.min_turns(task) for task in env.tasks(split, tasks, seed)]
+    """The reachable share of up to `tasks` tasks of a split."""
+    return reach(env, env.tasks(split, tasks, seed))
+
+
+def reach(env: Env, tasks: Sequence[Task]) -> Ceiling | None:
+    """The reachable share of these tasks; None where the env cannot know how many turns one needs."""
+    needed = [env.min_turns(task) for task in tasks]
     known = [turns for turns in needed if turns is not None]
     if not known or len(known) < len(needed):
         return None

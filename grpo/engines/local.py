@@ -21,10 +21,11 @@ from grpo.checkpoint import save_checkpoint
 from grpo.config import RunConfig
 from grpo.console import Console
 from grpo.conversation import Sampling
-from grpo.evaluate import Evaluation, ceiling, evaluate, held_out
+from grpo.evaluate import Evaluation, evaluate, held_out
 from grpo.interfaces import Env
 from grpo.loss import LossParts, loss_metrics, policy_loss, token_weights
 from grpo.metrics import rollout_metrics
+from grpo.plan import reach
 from grpo.policy import Policy
 from grpo.randomness import seed as seed_of
 from grpo.reward import Mixture
@@ -235,8 +236,8 @@ def validate(parts: Parts, step: int) -> Metrics:
         "eval/all/reward": greedy.metrics["reward/total/mean"],
         "eval/all/solved_sampled": sampled.solved,
     }
-    reachable = ceiling(parts.env, tasks)
-    return metrics if reachable is None else metrics | {"eval/ceiling": reachable}
+    reachable = reach(parts.env, tasks)
+    return metrics if reachable is None else metrics | {"eval/ceiling": reachable.share}
 
 
 def make_optimizer(policy: Policy, run: RunConfig) -> torch.optim.Optimizer:
