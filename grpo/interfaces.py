@@ -37,6 +37,13 @@ class Env(ABC):
     def min_turns(self, task: Task) -> int | None:
         """Fewest replies that solve `task`, whatever the budget; None where the env cannot know."""
 
+    def data_version(self) -> str | None:
+        """What tells two versions of the data that tasks are read from apart, such as the hash of its files.
+
+        None for an env that generates its tasks: its source code is their version.
+        """
+        return None
+
 
 class Episode(ABC):
     """One play of one task: made, played once, closed; never reset."""
