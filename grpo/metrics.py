@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from grpo.advantage import comparable_totals
+from grpo.behaviour import behaviour_metrics
+from grpo.reward import Mixture
 from grpo.types import Rollout, Score, Transcript
 
 _Z_95 = 1.959963984540054
@@ -23,8 +25,10 @@ def rollout_metrics(
 
     - reward/total/{mean,std}, reward/<term>/{mean,std}: population spread; a term's are over the rollouts in which it
       did not abstain, and left out if it always did. reward/<term>/abstained: how many rollouts it abstained in.
+    - reward/<term>/solved_correlation: Pearson's, with solved; left out where one of the two does not vary.
+    - reward/total/unsolved: mean total of the unsolved rollouts; left out if there are none.
     - rollout/{solved,truncated,errors,early_stop}: shares. Early stop: the model ended the episode itself, unsolved.
-    - rollout/{turns,completion_tokens,invalid_actions}: means per rollout.
+    - rollout/{turns,completion_tokens,invalid_actions}: means per rollout. What the replies look like: grpo.behaviour.
     - group/zero_gradient: share of the tasks whose advantages are all 0. group/distinct_tasks: how many tasks.
 
     Raises ValueError for no rollouts, and where the three sequences differ in length.
@@ -35,8 +39,25 @@ def rollout_metrics(
     return (
         _reward_metrics(transcripts, scores)
         | _transcript_metrics(transcripts)
+        | behaviour_metrics(transcripts)
         | _group_metrics([transcript.task.id for transcript in transcripts], advantages)
     )
+
+
+def variance_shares(transcripts: Sequence[Transcript], scores: Sequence[Score], mixture: Mixture) -> dict[str, float]:
+    """reward/<term>/variance_share: this term's part in the total's variance, cov(part, total) / var(total).
+
+    The shares add up to 1; one below 0 works against the others. Nothing where the total does not vary.
+    """
+    judged = [score for transcript, score in zip(transcripts, scores, strict=True) if transcript.stop != "error"]
+    totals = [score.total for score in judged]
+    if not totals or (variance := _covariance(totals, totals)) == 0:
+        return {}
+    parts = [mixture.parts(score.terms) for score in judged]
+    return {
+        f"reward/{name}/variance_share": _covariance([part.get(name, 0.0) for part in parts], totals) / variance
+        for name in mixture.terms
+    }
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
@@ -58,13 +79,23 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 def _reward_metrics(transcripts: Sequence[Transcript], scores: Sequence[Score]) -> dict[str, float]:
     totals = comparable_totals(transcripts, scores)
     metrics = _mean_and_std("reward/total", [total for total in totals if total is not None])
-    judged = [score.terms for transcript, score in zip(transcripts, scores, strict=True) if transcript.stop != "error"]
+    unsolved = [total for total, t in zip(totals, transcripts, strict=True) if total is not None and not t.solved]
+    if unsolved:
+        metrics["reward/total/unsolved"] = sum(unsolved) / len(unsolved)
+    judged = [(score.terms, t.solved) for t, score in zip(transcripts, scores, strict=True) if t.stop != "error"]
     for name in scores[0].terms:
-        values = [terms[name] for terms in judged]
-        stated = [value for value in values if value is not None]
-        metrics |= _mean_and_std(f"reward/{name}", stated)
-        metrics[f"reward/{name}/abstained"] = float(len(values) - len(stated))
+        stated = [(value, float(solved)) for terms, solved in judged if (value := terms[name]) is not None]
+        values, solved = [value for value, _ in stated], [solved for _, solved in stated]
+        metrics |= _mean_and_std(f"reward/{name}", values)
+        metrics[f"reward/{name}/abstained"] = float(len(judged) - len(stated))
+        if stated and (spread := math.sqrt(_covariance(values, values) * _covariance(solved, solved))) > 0:
+            metrics[f"reward/{name}/solved_correlation"] = _covariance(values, solved) / spread
     return metrics
+
+
+def _covariance(first: Sequence[float], second: Sequence[float]) -> float:
+    mean_first, mean_second = sum(first) / len(first), sum(second) / len(second)
+    return sum((a - mean_first) * (b - mean_second) for a, b in zip(first, second, strict=True)) / len(first)
 
 
 def _transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:

@@ -54,14 +54,18 @@ class Mixture:
         Raises RewardError with the term's name if it raises, or gives anything but a finite number or None.
         """
         values = {name: _judge(term, transcript, name=name, where=where) for name, term in self.terms.items()}
-        total = sum(
-            self.weights[name] * value
-            for name, value in values.items()
-            if value is not None and self._counts(name, values)
-        )
+        total = sum(self.parts(values).values())
         if not math.isfinite(total):
             raise RewardError(f"the weighted total is {total} on {where}; terms {values}, weights {dict(self.weights)}")
         return Score(total=total, terms=values)
+
+    def parts(self, values: Mapping[str, float | None]) -> dict[str, float]:
+        """What each term that counts adds to the total."""
+        return {
+            name: self.weights[name] * value
+            for name, value in values.items()
+            if value is not None and self._counts(name, values)
+        }
 
     def _counts(self, name: str, values: Mapping[str, float | None]) -> bool:
         if name not in self.gate:

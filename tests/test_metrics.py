@@ -3,7 +3,9 @@ from builders import rollout, task, transcript, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.metrics import rollout_metrics, wilson
+from grpo.interfaces import Reward
+from grpo.metrics import rollout_metrics, variance_shares, wilson
+from grpo.reward import Mixture
 from grpo.types import Rollout, Score, StopReason, Transcript, Turn
 
 
@@ -38,9 +40,11 @@ def test_a_step_by_hand() -> None:
             # 1.2, 0 and 0 were compared: mean 0.4, spread sqrt((0.64 + 0.16 + 0.16) / 3).
             "reward/total/mean": 0.4,
             "reward/total/std": 0.565685,
+            "reward/total/unsolved": 0.0,
             "reward/task/mean": 1 / 3,
             "reward/task/std": 0.471405,
             "reward/task/abstained": 0.0,
+            "reward/task/solved_correlation": 1.0,
             "reward/seen/mean": 0.5,
             "reward/seen/std": 0.0,
             "reward/seen/abstained": 2.0,
@@ -51,11 +55,32 @@ def test_a_step_by_hand() -> None:
             "rollout/truncated": 0.25,
             "rollout/errors": 0.25,
             "rollout/early_stop": 0.25,
+            "rollout/reply_tokens": 44 / 6,
+            "rollout/same_reply": 4 / 6,  # four of the six replies were understood as `right`
+            "rollout/repeated": 0.0,
+            "rollout/copied": 0.0,
             "group/zero_gradient": 0.5,
             "group/distinct_tasks": 2.0,
         },
         abs=1e-6,
     )
+
+
+class Never(Reward):
+    def __call__(self, transcript: Transcript) -> None:
+        return None
+
+
+def test_variance_shares_by_hand_add_up_to_one_and_know_the_gate() -> None:
+    mixture = Mixture(
+        terms={"task": Never(), "form": Never()}, weights={"task": 1.0, "form": 0.5}, gate={"form": "task"}
+    )
+    scores = [score(1.5, task=1.0, form=1.0), score(1.0, task=1.0, form=0.0), score(0.0, task=0.0, form=1.0)]
+    # Parts: task 1, 1, 0; form 0.5, 0 and (its gate is shut) 0. Against the totals 1.5, 1, 0 (mean 5/6):
+    # cov(task) = 5/6 - 2/3 * 5/6 = 5/18; cov(form) = 1/4 - 1/6 * 5/6 = 1/9; their sum is the variance.
+    shares = variance_shares([transcript(SOLVED)] * 3, scores, mixture)
+    assert shares == pytest.approx({"reward/task/variance_share": 5 / 7, "reward/form/variance_share": 2 / 7})
+    assert variance_shares([transcript(SOLVED)] * 3, [scores[0]] * 3, mixture) == {}
 
 
 def test_a_term_that_always_abstained_has_a_count_and_no_mean() -> None:

@@ -24,7 +24,7 @@ from grpo.conversation import Sampling
 from grpo.evaluate import Evaluation, evaluate, held_out
 from grpo.interfaces import Env
 from grpo.loss import LossParts, loss_metrics, policy_loss, token_weights
-from grpo.metrics import rollout_metrics
+from grpo.metrics import rollout_metrics, variance_shares
 from grpo.plan import reach
 from grpo.policy import Policy
 from grpo.randomness import seed as seed_of
@@ -79,6 +79,7 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         played = time.perf_counter()
 
         metrics = rollout_metrics(rollouts, scores, advantages)
+        metrics |= variance_shares([r.transcript for r in rollouts], scores, parts.mixture)
         metrics |= update(parts, rollouts, advantages, step)
         metrics |= _speed(rollouts, start, played, time.perf_counter())
 
