@@ -18,7 +18,7 @@ from rich.console import Console
 
 from grpo import cli, cli_view, config
 from grpo.faults import ConfigError
-from launchers import local
+from launchers import table
 
 ROOT = Path(__file__).resolve().parent
 CONF = ROOT / "conf"
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         cli_view.show_warnings(command, cli.reach(command), console)
         folder = cli.claim(command)
         code = _hydra(command)
-        return max(code, local.finish(folder, console)) if command.sweep and code != 2 else code
+        return max(code, table.finish(folder, console)) if command.sweep and code != 2 else code
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

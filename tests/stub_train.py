@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 import train  # noqa: E402
 from grpo import config  # noqa: E402
-from launchers import local  # noqa: E402
+from launchers import trial  # noqa: E402
 
 
 def run(settings: config.RunConfig, folder: Path, overrides: Sequence[str]) -> float:
@@ -37,7 +37,7 @@ def run(settings: config.RunConfig, folder: Path, overrides: Sequence[str]) -> f
 stub = types.ModuleType("grpo.run")
 vars(stub)["run"] = run
 sys.modules["grpo.run"] = stub
-local.TRAIN = Path(__file__)
+trial.TRAIN = Path(__file__)
 
 if __name__ == "__main__":
     sys.exit(train.main(sys.argv[1:]))

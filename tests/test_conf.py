@@ -136,7 +136,7 @@ def test_a_fault_of_all_trials_is_told_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("word", ["cluster=local,ray", "hydra/launcher=basic,grpo_local", "resume=a,b"])
+@pytest.mark.parametrize("word", ["cluster=local,ray", "hydra/launcher=basic,grpo", "resume=a,b"])
 def test_what_a_sweep_chooses_once_cannot_be_swept(word: str) -> None:
     (told,) = configs.refusal(word, sweep=True)
     assert "cannot be swept" in told

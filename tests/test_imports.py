@@ -79,7 +79,7 @@ def test_launchers_import_no_engine_and_no_component() -> None:
         assert not heavy, module
 
 
-@pytest.mark.parametrize("module", ["grpo.config", "grpo.cli", "launchers.local", "train"])
+@pytest.mark.parametrize("module", ["grpo.config", "grpo.cli", "launchers.sweep", "launchers.clusters", "train"])
 def test_checking_a_config_loads_nothing_heavy(module: str) -> None:
     heavy = ("torch", "ray", "wandb", "transformers", "peft", "optuna")
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"

@@ -17,8 +17,9 @@ from rich.console import Console
 from test_cli import train
 
 from grpo.config import ConfigError
-from launchers import local
-from launchers.local import Job, TrialRecord
+from launchers import local, record, sweep, table, trial
+from launchers.local import LocalProcesses
+from launchers.record import Job, TrialRecord
 
 QUICK = """
 import json, pathlib, sys
@@ -42,10 +43,11 @@ def job(seed: int, number: int) -> Job:
     return Job(overrides=(f"runtime.seed={seed}",), folder=str(number), run=configs.run({"runtime.seed": seed}))
 
 
-def launch(sweep: Path, *seeds: int, stop: bool = False) -> tuple[list[TrialRecord], str]:
+def launch(folder: Path, *seeds: int, stop: bool = False) -> tuple[list[TrialRecord], str]:
     console = Console(file=io.StringIO(), width=400)
     jobs = [job(seed, number) for number, seed in enumerate(seeds)]
-    records = local.launch(jobs, sweep, stop_on_error=stop, console=console, command=quick)
+    cluster = LocalProcesses(quick)
+    records = sweep.launch(jobs, folder, cluster=cluster, policy=local.POLICY, stop_on_error=stop, console=console)
     assert isinstance(console.file, io.StringIO)
     return records, console.file.getvalue()
 
@@ -72,8 +74,11 @@ def test_a_failure_is_told_when_it_happens_and_hides_no_other(tmp_path: Path) ->
 def test_a_killed_trial_is_a_failed_one(tmp_path: Path) -> None:
     kill = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     console = Console(file=io.StringIO())
-    (record,) = local.launch([job(1, 0)], tmp_path, stop_on_error=False, console=console, command=lambda folder: kill)
-    assert (record.reason or "").startswith("killed by SIGKILL: no output")
+    cluster = LocalProcesses(lambda folder: kill)
+    (killed,) = sweep.launch(
+        [job(1, 0)], tmp_path, cluster=cluster, policy=local.POLICY, stop_on_error=False, console=console
+    )
+    assert (killed.reason or "").startswith("killed by SIGKILL: no output")
 
 
 def test_stop_on_error_says_how_many_were_not_run(tmp_path: Path) -> None:
@@ -102,26 +107,26 @@ def test_a_trial_with_a_checkpoint_is_resumed_in_place(tmp_path: Path) -> None:
     launch(tmp_path, 3)
     (tmp_path / "0/checkpoints/step_000010").mkdir(parents=True)
     (tmp_path / "0/checkpoints/step_000010/DONE").touch()
-    assert local.trial_command(tmp_path / "0")[-1] == f"resume={tmp_path}/0"
+    assert trial.command(tmp_path / "0")[-1] == f"resume={tmp_path}/0"
     launch(tmp_path, 3)
     assert (tmp_path / "0/starts").read_text() == "xx"
 
 
 def test_names_and_folders_do_not_make_another_trial() -> None:
     elsewhere = configs.run({"name": "other", "runtime.output_dir": "/tmp/x"})
-    assert local.fingerprint(elsewhere) == local.fingerprint(configs.run())
-    assert local.fingerprint(configs.run({"adapter.rank": 8})) != local.fingerprint(configs.run())
+    assert record.fingerprint(elsewhere) == record.fingerprint(configs.run())
+    assert record.fingerprint(configs.run({"adapter.rank": 8})) != record.fingerprint(configs.run())
 
 
 def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
-    with local._locked(tmp_path), pytest.raises(ConfigError, match="another process runs the trials"):
+    with record.locked(tmp_path), pytest.raises(ConfigError, match="another process runs the trials"):
         launch(tmp_path, 1)
 
 
 def test_the_closing_table_is_sorted_by_the_objective_and_written_as_csv(tmp_path: Path) -> None:
     launch(tmp_path, 1, 3, 7)
     console = Console(file=io.StringIO(), width=200)
-    assert local.finish(tmp_path, console) == 1
+    assert table.finish(tmp_path, console) == 1
     rows = list(csv.DictReader((tmp_path / "sweep.csv").open()))
     assert [(row["runtime.seed"], row["objective"], row["state"]) for row in rows] == [
         ("7", "0.7", "finished"),
@@ -165,7 +170,7 @@ def test_an_optimising_sweeper_gets_the_objective(tmp_path: Path) -> None:
     done = train("-m", *optuna, "hydra.sweeper.n_jobs=1", "algorithm.learning_rate=choice(1e-3,2e-3)", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = (sweep_folder(tmp_path) / "optimization_results.yaml").read_text()
-    records = local.read(sweep_folder(tmp_path))
+    records = record.read(sweep_folder(tmp_path))
     assert f"best_value: {max(record.objective or 0 for record in records)}" in found
 
 
@@ -187,4 +192,4 @@ def test_an_interrupt_stops_the_running_trial_and_records_it(tmp_path: Path) -> 
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "trial 0 interrupted; the same command with hydra.sweep.dir=" in told
-    assert [record.state for record in local.read(sweep_folder(tmp_path))] == ["interrupted", "waiting"]
+    assert [record.state for record in record.read(sweep_folder(tmp_path))] == ["interrupted", "waiting"]

@@ -1,7 +1,7 @@
-"""`hydra/launcher=grpo_local`: the trials of a sweep as processes on this machine.
+"""`hydra/launcher=grpo`: the trials of a sweep on the cluster that their config names.
 
 Hydra loads launchers from the namespace package `hydra_plugins` only, and imports every module there at each start; so
-this one is thin, and what it does is in `launchers.local`. Hydra does so without registering the module, which a
+this one is thin, and what it does is in `launchers.sweep`. Hydra does so without registering the module, which a
 dataclass under `from __future__ import annotations` does not survive.
 """
 
@@ -19,24 +19,24 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 if TYPE_CHECKING:
-    from launchers.local import Job, TrialRecord
+    from launchers.record import Job, TrialRecord
 
 
 @dataclass
-class LocalLauncherConf:
-    _target_: str = "hydra_plugins.grpo_local_launcher.LocalLauncher"
+class GrpoLauncherConf:
+    _target_: str = "hydra_plugins.grpo_launcher.GrpoLauncher"
     on_error: str = "continue"
     """`continue` with the other trials after a failure, or `stop`."""
 
 
-ConfigStore.instance().store(group="hydra/launcher", name="grpo_local", node=LocalLauncherConf, provider="hydra-grpo")
+ConfigStore.instance().store(group="hydra/launcher", name="grpo", node=GrpoLauncherConf, provider="hydra-grpo")
 
 
 class TrialFailed(CompactHydraException):
     """Compact, because its reason is all there is to say: Hydra prints no stack trace for it."""
 
 
-class LocalLauncher(Launcher):
+class GrpoLauncher(Launcher):
     def __init__(self, on_error: str) -> None:
         self.stop_on_error = on_error == "stop"
         self.config: DictConfig | None = None
@@ -50,14 +50,23 @@ class LocalLauncher(Launcher):
         from rich.console import Console
 
         from grpo.config import ConfigError
-        from launchers import local
+        from launchers import clusters
+        from launchers.sweep import launch
 
         assert self.config is not None
         sweep = Path(self.config.hydra.sweep.dir)
         try:
             composed = [self._compose(words, initial_job_idx + index) for index, words in enumerate(job_overrides)]
             jobs = _jobs(composed, job_overrides, self.config)
-            records = local.launch(jobs, sweep, stop_on_error=self.stop_on_error, console=Console())
+            first = jobs[0].run
+            records = launch(
+                jobs,
+                sweep,
+                cluster=clusters.connect(first),
+                policy=clusters.policy(first),
+                stop_on_error=self.stop_on_error,
+                console=Console(),
+            )
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(2) from error
@@ -75,7 +84,7 @@ class LocalLauncher(Launcher):
 def _jobs(composed: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]], master: DictConfig) -> "list[Job]":
     """The trials as the launcher's logic takes them. Raises ConfigError with the faults of all."""
     from grpo import config
-    from launchers.local import Job
+    from launchers.record import Job
 
     jobs, faults = [], []
     fixed = set(master.hydra.overrides.task)
