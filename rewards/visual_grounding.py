@@ -7,7 +7,7 @@ otherwise the policy would describe the one picture that it can read and skip th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,42 +32,47 @@ class VisualGrounding(Reward):
     """
 
     facts: tuple[str, ...]
+    """Keys of the env's state. Empty: all that the state itself lists under `facts`, which may differ from task to
+    task; a task that lists none is not judged."""
 
     def __post_init__(self) -> None:
-        if not self.facts or len(set(self.facts)) != len(self.facts):
-            raise ValueError(f"facts={list(self.facts)} must name at least one key of the env's state, and none twice")
+        if len(set(self.facts)) != len(self.facts):
+            raise ValueError(f"facts={list(self.facts)} must name no key of the env's state twice")
 
     def __call__(self, transcript: Transcript) -> float | None:
-        for turn in transcript.turns:
-            self._check(turn.state)
-        stated = [self._stated(turn.reply) for turn in transcript.turns]
+        known = [self._known(turn.state) for turn in transcript.turns]
+        stated = [_stated(turn.reply, facts) for turn, facts in zip(transcript.turns, known, strict=True)]
         if not any(stated):
             return None
         right = sum(
-            _is_right(statements[fact], turn.state[fact])
-            for turn, statements in zip(transcript.turns, stated, strict=True)
+            _is_right(statements[fact], facts[fact])
+            for facts, statements in zip(known, stated, strict=True)
             for fact in statements
         )
-        return right / (len(self.facts) * len(transcript.turns))
+        return right / sum(map(len, known))
 
-    def _stated(self, reply: str) -> dict[str, list[str]]:
-        """The text after each mention of a fact, up to the next mention; empty without one `<observation>`."""
-        span = section(reply, "observation")
-        if span is None:
-            return {}
-        text = reply[span[0] : span[1]].casefold()
-        fact_of = {fact.casefold(): fact for fact in self.facts}
-        names = "|".join(map(re.escape, fact_of))
-        _, *pieces = re.split(rf"\b({names})\b", text)
-        statements: dict[str, list[str]] = {}
-        for name, value in zip(pieces[::2], pieces[1::2], strict=True):
-            statements.setdefault(fact_of[name], []).append(value)
-        return statements
-
-    def _check(self, state: Mapping[str, Any]) -> None:
+    def _known(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self.facts:
+            return state.get("facts") or {}
         missing = [fact for fact in self.facts if fact not in state]
         if missing:
             raise ValueError(f"facts: the env's state has no {missing[0]!r}; name some of: {', '.join(state)}")
+        return {fact: state[fact] for fact in self.facts}
+
+
+def _stated(reply: str, facts: Collection[str]) -> dict[str, list[str]]:
+    """The text after each mention of a fact, up to the next mention; empty without one `<observation>`."""
+    span = section(reply, "observation")
+    if span is None or not facts:
+        return {}
+    text = reply[span[0] : span[1]].casefold()
+    fact_of = {fact.casefold(): fact for fact in facts}
+    names = "|".join(map(re.escape, sorted(fact_of, key=len, reverse=True)))
+    _, *pieces = re.split(rf"\b({names})\b", text)
+    statements: dict[str, list[str]] = {}
+    for name, value in zip(pieces[::2], pieces[1::2], strict=True):
+        statements.setdefault(fact_of[name], []).append(value)
+    return statements
 
 
 def _is_right(statements: list[str], value: Any) -> bool:

@@ -16,9 +16,17 @@ from grpo.interfaces import Reward
 from grpo.reward import Mixture
 from grpo.types import Transcript
 from rewards.action_validity import ActionValidity
+from rewards.box_iou import BoxIou
 from rewards.brevity import Brevity
+from rewards.field_match import FieldMatch
+from rewards.json_schema import JsonSchema
+from rewards.math_answer import MathAnswer
+from rewards.multiple_choice import MultipleChoice
+from rewards.numeric import Numeric
+from rewards.point_in_box import PointInBox
 from rewards.redundancy import Redundancy
 from rewards.safety import Safety
+from rewards.text_match import TextMatch
 from rewards.visual_grounding import VisualGrounding
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -29,6 +37,15 @@ OTHER_TERMS: list[Reward] = [
     Redundancy(),
     Safety(forbidden=("rm -rf",), forbidden_actions=("delete",)),
     VisualGrounding(facts=("agent", "goal", "open")),
+    VisualGrounding(facts=()),
+    BoxIou(reference_frame="pixel", answer_frame="thousand", threshold=None),
+    FieldMatch(),
+    JsonSchema(schema={"type": "object"}),
+    MathAnswer(timeout_seconds=1.0),
+    MultipleChoice(),
+    Numeric(absolute_tolerance=0.0, relative_tolerance=0.0, decimal=".", thousands=",", units={"": 1.0}),
+    PointInBox(reference_frame="normalised", answer_frame="normalised"),
+    TextMatch(ignore=("case",)),
 ]
 TRANSCRIPTS: dict[str, Transcript] = {
     "solved": transcript(turn(images=(image(),)), turn(reply="<action>stop</action>", done=True, solved=True)),

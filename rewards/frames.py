@@ -1,0 +1,71 @@
+"""Boxes and points in an answer, and the frames that their numbers can be in.
+
+`pixel` counts pixels of an image, `normalised` runs from 0 to 1 and `thousand` from 0 to 1000 over width and height
+(Qwen3-VL's own way). x runs right, y down, from the top left corner. A reference in pixels is about the image file; an
+answer in pixels is about the image as it was shown, which the env may have made smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from grpo.types import Turn
+from rewards.answers import is_number, read_json
+
+Frame = Literal["pixel", "normalised", "thousand"]
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+MOST = 64
+"""Boxes in one answer; more are no answer."""
+
+
+def sizes(turn: Turn) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(width, height) of the first image's file, and as it was shown. Raises ValueError without an image."""
+    if not turn.observation.images:
+        raise ValueError("a box or point in pixels wants an image; this task has none")
+    height, width = turn.observation.images[0].shape[:2]
+    stored = turn.state.get("image_sizes") or [[width, height]]
+    return (float(stored[0][0]), float(stored[0][1])), (float(width), float(height))
+
+
+def reference_size(turn: Turn, frame: Frame) -> tuple[float, float]:
+    return sizes(turn)[0] if frame == "pixel" else _EXTENT[frame]
+
+
+def answer_size(turn: Turn, frame: Frame) -> tuple[float, float]:
+    return sizes(turn)[1] if frame == "pixel" else _EXTENT[frame]
+
+
+_EXTENT = {"normalised": (1.0, 1.0), "thousand": (1000.0, 1000.0)}
+
+
+def normalised(numbers: Sequence[float], size: tuple[float, float]) -> tuple[float, ...]:
+    """x, y, x, y, … as shares of width and height."""
+    return tuple(number / size[index % 2] for index, number in enumerate(numbers))
+
+
+def read_boxes(value: Any) -> list[Box] | None:
+    """One box `[x1, y1, x2, y2]` or a list of them, as written by Qwen too (`{"bbox_2d": […]}`); None if it is none."""
+    if isinstance(value, dict):
+        value = value.get("bbox_2d")
+    if not isinstance(value, list) or not value or len(value) > MOST:
+        return None
+    if not is_number(value[0]):
+        found = [read_boxes(item) for item in value]
+        return [boxes[0] for boxes in found if boxes] if all(boxes and len(boxes) == 1 for boxes in found) else None
+    if len(value) != 4 or not all(map(is_number, value)):
+        return None
+    left, top, right, bottom = value
+    return [(left, top, right, bottom)] if left < right and top < bottom else None
+
+
+def read_point(text: str) -> tuple[float, float] | None:
+    """`[x, y]`, as written by Qwen too (`{"point_2d": [x, y]}`)."""
+    value = read_json(text)
+    if isinstance(value, dict):
+        value = value.get("point_2d")
+    if isinstance(value, list) and len(value) == 2 and all(map(is_number, value)):
+        return value[0], value[1]
+    return None
