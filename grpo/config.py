@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from grpo import config_text, schema
 from grpo.faults import ConfigError, Fault, explain, guess, join
 from grpo.interfaces import Env, Reward
+from grpo.layout import layout
 from grpo.schema import AdapterConfig, AlgorithmConfig, Component, ModelConfig, RunConfig, RuntimeConfig, Strict
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
     "build",
     "build_env",
     "build_rewards",
-    "devices",
     "leaves",
     "load",
     "parse",
@@ -131,9 +131,7 @@ def _faults_between(sections: Mapping[str, Any]) -> list[Fault]:
     """Faults of the rules that span groups and of components; sections that could not be read are left out."""
     faults: list[Fault] = []
     if {"algorithm", "runtime", "engine", "cluster"} <= sections.keys():
-        faults += _row_faults(
-            sections["algorithm"], sections["runtime"], devices(sections["engine"], sections["cluster"])
-        )
+        faults += _share_faults(sections)
     if "env" in sections:
         faults += _build(sections["env"], Env, "env", weighted=False)[1]
     if "reward" in sections:
@@ -143,13 +141,12 @@ def _faults_between(sections: Mapping[str, Any]) -> list[Fault]:
     return faults
 
 
-def devices(engine: Any, cluster: Any) -> int:
-    """Processes that each take a share of an update's rows: one locally, else one a GPU."""
-    if isinstance(engine, schema.LocalEngine):
-        return 1
-    if isinstance(cluster, schema.HyperpodCluster | schema.SlurmCluster):
-        return cluster.nodes * cluster.gpus_per_node
-    return engine.num_engines
+def _share_faults(sections: Mapping[str, Any]) -> list[Fault]:
+    try:
+        device_count = layout(sections["engine"], sections["cluster"]).devices
+    except ConfigError as error:
+        return list(error.faults)
+    return _row_faults(sections["algorithm"], sections["runtime"], device_count)
 
 
 def _row_faults(algorithm: AlgorithmConfig, runtime: RuntimeConfig, device_count: int) -> list[Fault]:

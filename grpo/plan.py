@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from grpo import config
 from grpo.faults import ConfigError, Fault
 from grpo.interfaces import Env
+from grpo.layout import layout
 from grpo.schema import LocalCluster, LocalEngine, RunConfig
 from grpo.types import SPLITS, Split, Task
 
@@ -56,7 +57,7 @@ class Ceiling:
 def derive(run: RunConfig) -> Plan:
     rows = run.algorithm.prompts_per_step * run.algorithm.group_size
     per_update = rows // run.algorithm.updates_per_step
-    device_count = config.devices(run.engine, run.cluster)
+    device_count = layout(run.engine, run.cluster).devices
     replies = rows * run.runtime.steps * run.env.max_turns
     return Plan(
         rows_per_step=rows,

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from grpo.batch import Batch
 from grpo.chat import ChatRenderer
 from grpo.config import AdapterConfig, ModelConfig
+from grpo.paths import model_path
 from grpo.schema import LoraAdapter
 from grpo.vision import Features, VisionEncoder
 
@@ -235,12 +235,6 @@ def load_image_processor(path: str, revision: str | None) -> Any:
 
     # Their type says str, their documentation and code take None for the default branch.
     return Qwen2VLImageProcessorPil.from_pretrained(path, revision=revision)  # pyright: ignore[reportArgumentType]
-
-
-def model_path(name_or_path: str) -> str:
-    """A folder relative to the project root if there is one, else the name as it is (a hub id or a full path)."""
-    local = Path(__file__).resolve().parent.parent / name_or_path
-    return str(local) if local.is_dir() else name_or_path
 
 
 def _is_adapted(model: nn.Module) -> bool:

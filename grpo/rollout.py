@@ -6,76 +6,20 @@ and the rollout is left out of its group's comparison. What the policy writes ne
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
 
-from grpo.conversation import Conversations, Reply, Sampling
-from grpo.interfaces import Env, Episode
+from grpo.conversation import Conversations, Sampling
+from grpo.interfaces import Env
+from grpo.playing import Play, begin
 from grpo.policy import Policy
 from grpo.randomness import uniforms
-from grpo.types import Observation, Rollout, StopReason, Task, TokenTrace, Transcript, Turn
-
-log = logging.getLogger(__name__)
+from grpo.types import Rollout, Task, TokenTrace
 
 Progress = Callable[[int, int], None]
 """(episodes finished, episodes in all)."""
-
-
-@dataclass
-class _Play:
-    """One episode in progress."""
-
-    task: Task
-    sample: int
-    episode: Episode
-    observation: Observation
-    turns: list[Turn] = field(default_factory=list)
-    sampled: list[int] = field(default_factory=list)
-    """Every token that was sampled, noted apart from the trace to prove that these are what is trained on."""
-    stop: StopReason | None = None
-    error: str | None = None
-
-    def take(self, reply: Reply, max_turns: int) -> Observation | None:
-        """Act on a reply; returns what the model sees next, or None at the end."""
-        self.sampled += reply.token_ids
-        try:
-            state = self.episode.state()
-            outcome = self.episode.act(reply.text)
-            self.turns.append(
-                Turn(
-                    observation=self.observation,
-                    state=state,
-                    reply=reply.text,
-                    completion_tokens=len(reply.token_ids),
-                    truncated=reply.truncated,
-                    outcome=outcome,
-                )
-            )
-            if outcome.done or len(self.turns) == max_turns:
-                self.stop = "finished" if outcome.done else "turn_limit"
-                return None
-            self.observation = self.episode.observe()
-        # An environment is anybody's code; whatever goes wrong in one episode must not take the others along.
-        except Exception as error:
-            log.exception(
-                "task %s, sample %d: the environment raised in turn %d", self.task.id, self.sample, len(self.turns)
-            )
-            self.stop, self.error = "error", f"{type(error).__name__}: {error}"
-            return None
-        return self.observation
-
-    def rollout(self, trace: TokenTrace) -> Rollout:
-        final_text = None if self.stop == "error" else self.episode.text()
-        self.episode.close()
-        stop = self.stop or "token_limit"
-        transcript = Transcript(task=self.task, turns=tuple(self.turns), stop=stop, error=self.error)
-        trained = trace.token_ids[trace.action_mask].tolist()
-        drift = sum(a != b for a, b in zip_longest(self.sampled, trained))
-        return Rollout(transcript=transcript, sample=self.sample, trace=trace, final_text=final_text, drift=drift)
 
 
 def play(
@@ -122,7 +66,8 @@ def _play_together(
     max_prompt_tokens: int,
     report: Callable[[int], None],
 ) -> list[Rollout]:
-    plays = [_begin(env, task, sample) for task in tasks for sample in range(siblings)]
+    plays = [begin(env, task, sample) for task in tasks for sample in range(siblings)]
+    sampled: list[list[int]] = [[] for _ in plays]
     conversations = Conversations(policy)
     conversations.start([plays[i * siblings].observation for i in range(len(tasks))], siblings, max_prompt_tokens)
     for turn in range(env.max_turns):
@@ -133,14 +78,26 @@ def _play_together(
             return uniforms(*purpose, play.task.id, play.sample, turn, count=count)
 
         replies = conversations.reply(sampling, draws)
-        following = [plays[row].take(reply, env.max_turns) for row, reply in zip(live, replies, strict=True)]
+        following = []
+        for row, reply in zip(live, replies, strict=True):
+            sampled[row] += reply.token_ids
+            shown = plays[row].take(
+                reply.text,
+                completion_tokens=len(reply.token_ids),
+                truncated=reply.truncated,
+                max_turns=env.max_turns,
+            )
+            following.append(shown)
         conversations.observe(following, max_prompt_tokens)
         report(len(plays) - len(conversations.live))
         if not conversations.live:
             break
-    return [play.rollout(conversations.trace(row)) for row, play in enumerate(plays)]
+    return [_rollout(play, conversations.trace(row), sampled[row]) for row, play in enumerate(plays)]
 
 
-def _begin(env: Env, task: Task, sample: int) -> _Play:
-    episode = env.episode(task)
-    return _Play(task=task, sample=sample, episode=episode, observation=episode.observe())
+def _rollout(play: Play, trace: TokenTrace, sampled: Sequence[int]) -> Rollout:
+    """`sampled`, noted apart from the trace, proves that these are the tokens trained on."""
+    transcript, final_text = play.finish()
+    trained = trace.token_ids[trace.action_mask].tolist()
+    drift = sum(a != b for a, b in zip_longest(sampled, trained))
+    return Rollout(transcript=transcript, sample=play.sample, trace=trace, final_text=final_text, drift=drift)

@@ -170,18 +170,31 @@ class LocalEngine(Strict):
 class SkyrlEngine(Strict):
     name: Literal["skyrl"]
     placement: Literal["colocated", "separate"]
-    num_engines: Positive
+    num_engines: Positive | None
+    """None: as many as fill the cluster's GPUs (colocated only)."""
+    tensor_parallel_size: Positive
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)]
+    max_num_seqs: Positive
+    """Replies that one engine generates at once."""
+    cuda_graphs: bool
+    images_per_turn: Positive
+    """The most that one observation shows; vLLM sets memory aside for max_turns times as many."""
+    forward_batch_size: Positive
+    """Rows of one pass without gradients, on each GPU."""
+    flash_attention: bool
     overrides: dict[str, Any]
 
 
 class LocalCluster(Strict):
     name: Literal["local"]
+    gpus_per_node: Positive
 
 
 class RayCluster(Strict):
     name: Literal["ray"]
     address: Annotated[str, Field(min_length=1)]
+    nodes: Positive
+    gpus_per_node: Positive
 
 
 class HyperpodCluster(Strict):

@@ -14,8 +14,10 @@ LAYERS: list[set[str]] = [
     {"grpo.types", "grpo.faults"},
     {"grpo.interfaces"},
     {"grpo.schema", "grpo.config_text"},
+    {"grpo.layout"},
     {"grpo.config"},
     {"grpo.*"},
+    {"grpo.engines.skyrl"},
     {"grpo.compose", "grpo.plan"},
     {"grpo.engines.*"},
     {"grpo.run", "grpo.cli"},
@@ -39,7 +41,7 @@ def modules(folder: str) -> list[tuple[str, Path]]:
     return [
         (".".join(path.relative_to(ROOT).with_suffix("").parts), path)
         for path in paths
-        if path.name != "__init__.py" and "plugin" not in path.parts
+        if path.name != "__init__.py" and not {"plugin", "flash_attn"} & set(path.parts)
     ]
 
 

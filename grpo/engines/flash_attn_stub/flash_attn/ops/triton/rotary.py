@@ -1,0 +1,2 @@
+def apply_rotary(*args: object, **kwargs: object) -> object:
+    raise NotImplementedError("flash-attn is not installed; engine.flash_attention must be false")

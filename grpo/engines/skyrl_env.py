@@ -1,0 +1,107 @@
+"""One of our episodes behind SkyRL-Gym's interface, scored by our mixture.
+
+The whole score is paid with the last reply, so that a group is compared by totals and the zero-variance filter sees
+them; an evaluation pays 1 for solved and 0 otherwise, so that SkyRL's own pass counts nothing else.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
+
+from grpo.interfaces import Env
+from grpo.playing import Play, begin
+from grpo.reward import Mixture
+from grpo.types import Observation, Score, Task, Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """A finished episode."""
+
+    transcript: Transcript
+    score: Score
+    final_text: str | None
+
+
+class SkyrlEnv(BaseTextEnv):
+    """Plays one task once; `extras` is what `row` made of it."""
+
+    def __init__(self, env: Env, mixture: Mixture, end_marker: str, env_config: Any, extras: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._mixture = mixture
+        self._end_marker = end_marker
+        self._evaluation: bool = extras["evaluation"]
+        self._max_turns = env.max_turns
+        self._play: Play = begin(env, task_of(extras["task"]), extras["sample"])
+        self.played: Played | None = None
+        """Set once the episode has ended."""
+
+    @property
+    def observation(self) -> Observation:
+        """What the model is shown now."""
+        return self._play.observation
+
+    def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
+        return [message(self.observation)], {}
+
+    def step(self, action: str, completion_tokens: int = 0) -> BaseTextEnvStepOutput:
+        """Act on a reply as the model wrote it, end marker included; without the marker it was cut.
+
+        `completion_tokens` is for the transcript; SkyRL's own generators do not tell it.
+        """
+        text = action.removesuffix(self._end_marker)
+        shown = self._play.take(
+            text, completion_tokens=completion_tokens, truncated=text == action, max_turns=self._max_turns
+        )
+        if shown is None:
+            return BaseTextEnvStepOutput(observations=[], reward=self.end(), done=True, metadata={})
+        return BaseTextEnvStepOutput(observations=[message(shown)], reward=0.0, done=False, metadata={})
+
+    def end(self) -> float:
+        """Score the episode and return what it pays; also where the next observation does not fit the context."""
+        transcript, final_text = self._play.finish()
+        where = f"task {transcript.task.id}, sample {self._play.sample}"
+        self.played = Played(transcript=transcript, score=self._mixture(transcript, where=where), final_text=final_text)
+        return float(transcript.solved) if self._evaluation else self.played.score.total
+
+    def get_metrics(self) -> dict[str, Any]:
+        """SkyRL averages these over its batch; ours (`grpo.metrics`) are worked out from `played`."""
+        if self.played is None:
+            return {}
+        terms = {f"reward_{name}": value for name, value in self.played.score.terms.items() if value is not None}
+        return {"solved": float(self.played.transcript.solved), "turns": len(self.played.transcript.turns), **terms}
+
+
+def row(task: Task, sample: int, *, evaluation: bool) -> dict[str, Any]:
+    """The extras of one episode; `sample` tells siblings apart, and nothing else does."""
+    given = {"id": task.id, "split": task.split, "seed": task.seed, "data": dict(task.data)}
+    return {"task": given, "sample": sample, "evaluation": evaluation}
+
+
+def task_of(given: Mapping[str, Any]) -> Task:
+    return Task(id=given["id"], split=given["split"], seed=given["seed"], data=given["data"])
+
+
+def message(observation: Observation) -> dict[str, Any]:
+    """The observation as a user's message of the OpenAI API."""
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in image_urls(observation.images)]
+    return {"role": "user", "content": [{"type": "text", "text": observation.text}, *images]}
+
+
+def image_urls(images: Sequence[np.ndarray]) -> tuple[str, ...]:
+    return tuple(_url(image) for image in images)
+
+
+def _url(image: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

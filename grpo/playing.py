@@ -1,0 +1,67 @@
+"""One episode in progress, whoever generates its replies: both engines play by these rules.
+
+A bad episode is data, not a crash: an environment that raises ends this one with stop="error" and its message. What
+the policy writes never raises.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from grpo.interfaces import Env, Episode
+from grpo.types import Observation, StopReason, Task, Transcript, Turn
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Play:
+    task: Task
+    sample: int
+    episode: Episode
+    observation: Observation
+    turns: list[Turn] = field(default_factory=list)
+    stop: StopReason = "token_limit"
+    """What it is until the env or `max_turns` ends the episode: then the next observation did not fit."""
+    error: str | None = None
+
+    def take(self, reply: str, *, completion_tokens: int, truncated: bool, max_turns: int) -> Observation | None:
+        """Act on a reply; returns what the model sees next, or None at the end."""
+        try:
+            state = self.episode.state()
+            outcome = self.episode.act(reply)
+            self.turns.append(
+                Turn(
+                    observation=self.observation,
+                    state=state,
+                    reply=reply,
+                    completion_tokens=completion_tokens,
+                    truncated=truncated,
+                    outcome=outcome,
+                )
+            )
+            if outcome.done or len(self.turns) == max_turns:
+                self.stop = "finished" if outcome.done else "turn_limit"
+                return None
+            self.observation = self.episode.observe()
+        # An environment is anybody's code; whatever goes wrong in one episode must not take the others along.
+        except Exception as error:
+            log.exception(
+                "task %s, sample %d: the environment raised in turn %d", self.task.id, self.sample, len(self.turns)
+            )
+            self.stop, self.error = "error", f"{type(error).__name__}: {error}"
+            return None
+        return self.observation
+
+    def finish(self) -> tuple[Transcript, str | None]:
+        """The transcript and the env's drawing of how it ended (None if it raised); gives the episode back."""
+        final_text = None if self.stop == "error" else self.episode.text()
+        self.episode.close()
+        transcript = Transcript(task=self.task, turns=tuple(self.turns), stop=self.stop, error=self.error)
+        return transcript, final_text
+
+
+def begin(env: Env, task: Task, sample: int) -> Play:
+    episode = env.episode(task)
+    return Play(task=task, sample=sample, episode=episode, observation=episode.observe())
