@@ -10,16 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo import signs
+from grpo.signs import SOLVED_ENOUGH, Alarm
+
 History = Sequence[Mapping[str, float]]
 """The metrics of the steps so far, oldest first."""
 
-NAMES = ("shaping_up_solved_flat", "terms_cancel", "no_signal", "early_stop")
+NAMES = ("shaping_up_solved_flat", "longer_solved_flat", "terms_cancel", "no_signal", *signs.NAMES)
 
 TREND_STEPS = 20
 TREND_STEPS_NEEDED = 10
 RECENT_STEPS = 5
-SOLVED_ENOUGH = 0.9
-"""Above this share solved, flat curves are the sign of success."""
 MOSTLY_SOLVED = 0.75
 """Above this share solved, most groups without signal are those that are always solved."""
 RISE_NEEDED = 0.1
@@ -29,14 +30,10 @@ RISE_ERRORS = 5.0
 FLAT_SHARE = 0.25
 """Solved is flat if its rise plus one standard error is less than this share of the term's rise."""
 HIGH_SHARE = 0.5
+LONGER = 1.5
+"""Times the tokens of a reply in the first steps."""
 CANCELLED = 0.01
 """The total varies by less than this share of its largest part: the parts cancel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alarm:
-    name: str
-    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +58,11 @@ def alarms(history: History, weights: Mapping[str, float], *, group_size: int, m
     """
     found = (
         _shaping_up_solved_flat(history, weights),
+        _longer_solved_flat(history),
         _terms_cancel(history, weights),
         _no_signal(history, group_size),
-        _early_stop(history, max_turns),
     )
-    return tuple(alarm for alarm in found if alarm is not None)
+    return (*(alarm for alarm in found if alarm is not None), *_lasting_signs(history, weights, max_turns))
 
 
 def alarm_metrics(raised: Sequence[Alarm]) -> dict[str, float]:
@@ -159,15 +156,35 @@ def _no_signal(history: History, group_size: int) -> Alarm | None:
     )
 
 
-def _early_stop(history: History, max_turns: int) -> Alarm | None:
-    # With one turn, a wrong answer is not an early stop.
-    shares = _series(history, "rollout/early_stop", RECENT_STEPS, RECENT_STEPS)
-    if max_turns == 1 or shares is None or _mean(shares) < HIGH_SHARE:
+def _lasting_signs(history: History, weights: Mapping[str, float], max_turns: int) -> tuple[Alarm, ...]:
+    """The signs of `grpo.signs` that the mean over the last steps shows."""
+    names = {name for metrics in history[-RECENT_STEPS:] for name in metrics}
+    series = {name: _series(history, name, RECENT_STEPS, RECENT_STEPS) for name in names}
+    means = {name: _mean(values) for name, values in series.items() if values is not None}
+    return signs.signs(means, weights, max_turns=max_turns)
+
+
+def _longer_solved_flat(history: History) -> Alarm | None:
+    """Replies that are much longer than in the first steps, while no more is solved."""
+    if len(history) < 2 * RECENT_STEPS:
+        return None
+    tokens_then, tokens_now, solved_then, solved_now = (
+        _series(part, key, RECENT_STEPS, RECENT_STEPS)
+        for key in ("rollout/reply_tokens", "rollout/solved")
+        for part in (history[:RECENT_STEPS], history)
+    )
+    if tokens_then is None or tokens_now is None or solved_then is None or solved_now is None:
+        return None
+    rise = _mean(solved_now) - _mean(solved_then)
+    longer = _mean(tokens_now) >= LONGER * _mean(tokens_then)
+    if not longer or rise >= RISE_NEEDED or _mean(solved_now) >= SOLVED_ENOUGH:
         return None
     return Alarm(
-        name="early_stop",
-        message=f"{_mean(shares):.2f} of the episodes of the last {RECENT_STEPS} steps were ended by the model itself, "
-        "unsolved: check that nothing but solving pays for a short episode (env.max_turns, reward weights)",
+        name="longer_solved_flat",
+        message=f"a reply takes {_mean(tokens_now):.0f} tokens, {_mean(tokens_then):.0f} in the first {RECENT_STEPS} "
+        f"steps, while rollout/solved went from {_mean(solved_then):.2f} to {_mean(solved_now):.2f}: padding may pay. "
+        "Look at rollouts.jsonl; "
+        "check for terms that grow with length, or add rewards.brevity",
     )
 
 

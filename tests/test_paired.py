@@ -1,0 +1,68 @@
+"""Paired statistics on figures worked out by hand."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.paired import difference, discordant, pass_at_k
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 4 samples, 1 solved: of the 6 pairs, 3 hold it.
+    assert pass_at_k(1, 4, 1) == 0.25
+    assert pass_at_k(1, 4, 2) == 0.5
+    assert pass_at_k(1, 4, 4) == 1.0
+    assert pass_at_k(0, 4, 4) == 0.0
+    assert pass_at_k(3, 4, 2) == 1.0  # two of four always hold one of the three
+
+
+@pytest.mark.parametrize(("solved", "samples", "k"), [(1, 4, 5), (1, 4, 0), (5, 4, 1), (-1, 4, 1)])
+def test_pass_at_k_refuses_what_was_not_sampled(solved: int, samples: int, k: int) -> None:
+    with pytest.raises(ValueError, match="wants k of 1 to 4"):
+        pass_at_k(solved, samples, k)
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_the_k_subsets_that_hold_a_solved_one(samples: int, data: st.DataObject) -> None:
+    solved, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
+    subsets = list(combinations(range(samples), k))
+    with_a_solved_one = sum(min(subset) < solved for subset in subsets)
+    assert pass_at_k(solved, samples, k) == pytest.approx(with_a_solved_one / len(subsets))
+
+
+def test_mcnemar_looks_only_at_the_tasks_that_one_alone_solved() -> None:
+    before = [True] * 50 + [False] * 6 + [False] * 20
+    after = [True] * 50 + [True] * 6 + [False] * 20
+    found = discordant(before, after)
+    # Six of six one way: twice 1/2^6.
+    assert (found.gained, found.lost, found.p) == (6, 0, pytest.approx(2 / 64))
+    assert discordant(after, before).lost == 6
+    assert discordant(before, before).p == 1.0
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_more_tasks() -> None:
+    few = difference([0.0, 1.0] * 10, [1.0, 1.0] * 10, alpha=0.05)
+    many = difference([0.0, 1.0] * 100, [1.0, 1.0] * 100, alpha=0.05)
+    assert few.mean == many.mean == 0.5
+    assert few.low < many.low < 0.5 < many.high < few.high
+    assert many.rises and not many.falls
+
+
+def test_an_interval_is_the_same_every_time_and_wider_for_a_smaller_alpha() -> None:
+    before, after = [0.1, 0.5, 0.2, 0.9, 0.4], [0.3, 0.4, 0.8, 0.9, 0.2]
+    once = difference(before, after, alpha=0.05)
+    assert once == difference(before, after, alpha=0.05)
+    assert difference(before, after, alpha=0.001).low < once.low < 0 < once.high
+
+
+def test_equal_changes_have_no_spread() -> None:
+    same = difference([0.5, 0.25], [0.5, 0.25], alpha=0.05)
+    assert (same.mean, same.low, same.high) == (0.0, 0.0, 0.0)
+    assert not same.rises and not same.falls
+
+
+def test_one_task_gives_no_interval() -> None:
+    with pytest.raises(ValueError, match="two or more"):
+        difference([0.0], [1.0], alpha=0.05)
