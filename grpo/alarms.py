@@ -1,7 +1,7 @@
 """Alarms over the step metrics: a run that looks well and is not, or that cannot learn.
 
 An alarm must be worth reading, so each wants evidence over several steps and a margin well outside the noise; the
-price is that a slow trend is reported late. Near the goal (`SOLVED_ENOUGH`) none of the learning alarms applies.
+price is that a slow trend is reported late. Near the goal (`SOLVED_ENOUGH`) a flat *solved* is no fault.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _longer_solved_flat(history: History) -> Alarm | None:
         return None
     rise = _mean(solved_now) - _mean(solved_then)
     longer = _mean(tokens_now) >= LONGER * _mean(tokens_then)
-    if not longer or rise >= RISE_NEEDED or _mean(solved_now) >= SOLVED_ENOUGH:
+    if not longer or rise >= RISE_NEEDED:
         return None
     return Alarm(
         name="longer_solved_flat",

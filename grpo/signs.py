@@ -1,7 +1,7 @@
 """Signs that a policy pleases the reward instead of solving tasks, read from the level of its metrics at one time.
 
 Training asks after every step, over the mean of the last steps; evaluation asks once a policy. Each level lies well
-outside what honest runs show. Near the goal (`SOLVED_ENOUGH`) no sign means anything: one answer may well be right.
+outside what honest runs show. Near the goal (`SOLVED_ENOUGH`) equal replies mean nothing: one answer may be right.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ NAMES = (*(level.name for level in _LEVELS), "unsolved_pays")
 
 def signs(metrics: Mapping[str, float], weights: Mapping[str, float], *, max_turns: int) -> tuple[Alarm, ...]:
     """What is suspicious about these metrics; a sign whose metric is missing is not judged."""
-    if metrics.get("rollout/solved", 0.0) >= SOLVED_ENOUGH:
-        return ()
     found = [
         Alarm(name=level.name, message=f"{metrics[level.metric]:.2f} {level.what}")
         for level in _LEVELS
@@ -81,7 +79,7 @@ def signs(metrics: Mapping[str, float], weights: Mapping[str, float], *, max_tur
     ]
     full = sum(weight for weight in weights.values() if weight > 0)
     paid = metrics.get("reward/total/unsolved", 0.0)
-    if full > 0 and paid >= UNSOLVED_PAYS * full:
+    if not _near_goal(metrics) and full > 0 and paid >= UNSOLVED_PAYS * full:
         told = (
             f"unsolved episodes earn {paid:.2f} of {full:g} on average: a term pays without looking at the task. "
             "Compare reward/<term>/solved_correlation; gate that term on the task, or lower its weight"
@@ -93,4 +91,10 @@ def signs(metrics: Mapping[str, float], weights: Mapping[str, float], *, max_tur
 def _applies(name: str, metrics: Mapping[str, float], max_turns: int) -> bool:
     if name == "early_stop":
         return max_turns > 1  # with one turn, a wrong answer is not an early stop
-    return name != "same_reply" or metrics.get("group/distinct_tasks", 0.0) >= TASKS_NEEDED
+    if name == "same_reply":
+        return metrics.get("group/distinct_tasks", 0.0) >= TASKS_NEEDED and not _near_goal(metrics)
+    return True
+
+
+def _near_goal(metrics: Mapping[str, float]) -> bool:
+    return metrics.get("rollout/solved", 0.0) >= SOLVED_ENOUGH

@@ -1,0 +1,157 @@
+"""Two policies on the same held-out tasks: what differs, how sure that is, and what to conclude.
+
+*Solved* decides. A reward that rises without it, or replies that show the signs of `grpo.signs`, are told as suspected
+hacking, also where less is solved than before: the sign says what to look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from grpo.metrics import rollout_metrics
+from grpo.paired import Difference, Discordant, difference, discordant, pass_at_k
+from grpo.signs import signs
+from grpo.types import Rollout, Score
+
+Judgement = Literal["improved", "unchanged", "worse", "reward hacking suspected"]
+
+ALPHA = 0.05
+REWARD_RISE = 0.05
+"""Share of the full mark (the sum of the positive weights); a smaller rise of the reward is tidiness, no hacking."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """Rollouts of one policy with one way of decoding: `siblings` of each task, those of a task side by side."""
+
+    rollouts: tuple[Rollout, ...]
+    scores: tuple[Score, ...]
+    siblings: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Under the names of training (`rollout/…`, `reward/…`)."""
+        return rollout_metrics(self.rollouts, self.scores, [0.0] * len(self.rollouts))
+
+    @cached_property
+    def by_task(self) -> dict[str, list[float | None]]:
+        """One mean a task of solved, the total, every term, turns, tokens and invalid actions; None: abstained."""
+        played = [rollout.transcript for rollout in self.rollouts]
+        columns: dict[str, Sequence[float | None]] = {
+            "solved": [float(transcript.solved) for transcript in played],
+            "reward": [score.total for score in self.scores],
+            **{term: [score.terms[term] for score in self.scores] for term in self.scores[0].terms},
+            "turns": [float(len(transcript.turns)) for transcript in played],
+            "completion_tokens": [float(transcript.completion_tokens) for transcript in played],
+            "invalid_actions": [float(transcript.invalid_actions) for transcript in played],
+        }
+        return {name: _means(values, self.siblings) for name, values in columns.items()}
+
+    def pass_at(self, k: int) -> float:
+        """Mean over the tasks of pass@k."""
+        solved = [rollout.transcript.solved for rollout in self.rollouts]
+        groups = [sum(solved[first : first + self.siblings]) for first in range(0, len(solved), self.siblings)]
+        return sum(pass_at_k(count, self.siblings, k) for count in groups) / len(groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """One policy on the held-out tasks, in the order in which every other policy met them."""
+
+    greedy: Decoded
+    sampled: Decoded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A policy against the one that it is measured by."""
+
+    judgement: Judgement
+    reason: str
+    greedy: Mapping[str, Difference]
+    sampled: Mapping[str, Difference]
+    solved_greedy: Discordant
+
+
+def compare(
+    before: Played, after: Played, weights: Mapping[str, float], *, max_turns: int, policies: int
+) -> Comparison:
+    """`after` against `before`; with `policies` compared at once, each must be that much surer (Bonferroni)."""
+    alpha = ALPHA / policies
+    greedy = differences(before.greedy, after.greedy, alpha)
+    sampled = differences(before.sampled, after.sampled, alpha)
+    tasks = [[value == 1.0 for value in decoded.by_task["solved"]] for decoded in (before.greedy, after.greedy)]
+    pairs = discordant(*tasks)
+    told = (
+        f"solved {_told(greedy['solved'])} greedy ({pairs.gained} tasks gained, {pairs.lost} lost, p={pairs.p:.2g}), "
+        f"{_told(sampled['solved'])} sampled"
+    )
+    sure = pairs.p < alpha
+    better = sampled["solved"].rises or (sure and pairs.gained > pairs.lost)
+    worse = sampled["solved"].falls or (sure and pairs.lost > pairs.gained)
+    suspicions = [] if better and not worse else _suspicions(before, after, (greedy, sampled), weights, max_turns)
+    judgement: Judgement = "unchanged"
+    if suspicions:
+        judgement = "reward hacking suspected"
+    elif worse:
+        judgement = "worse"
+    elif better:
+        judgement = "improved"
+    return Comparison(
+        judgement=judgement,
+        reason="; ".join([told, *suspicions]),
+        greedy=greedy,
+        sampled=sampled,
+        solved_greedy=pairs,
+    )
+
+
+def differences(before: Decoded, after: Decoded, alpha: float) -> dict[str, Difference]:
+    """Of everything that both measured; a task in which a term abstained on either side says nothing about it."""
+    found = {}
+    for name, values in before.by_task.items():
+        pairs = [(a, b) for a, b in zip(values, after.by_task[name], strict=True) if a is not None and b is not None]
+        if len(pairs) >= 2:
+            found[name] = difference([a for a, _ in pairs], [b for _, b in pairs], alpha=alpha)
+    return found
+
+
+def _suspicions(
+    before: Played,
+    after: Played,
+    changes: Sequence[Mapping[str, Difference]],
+    weights: Mapping[str, float],
+    max_turns: int,
+) -> list[str]:
+    full = sum(weight for weight in weights.values() if weight > 0)
+    risen = [change["reward"] for change in changes if change["reward"].rises]
+    found = (
+        [f"the reward rises ({_told(risen[0])}) and solved does not"]
+        if any(rise.mean >= REWARD_RISE * full for rise in risen)
+        else []
+    )
+    shown = {sign.name for each in _decodings(before) for sign in signs(each.metrics, weights, max_turns=max_turns)}
+    new = {
+        sign.name: sign.message
+        for each in _decodings(after)
+        for sign in signs(each.metrics, weights, max_turns=max_turns)
+        if sign.name not in shown
+    }
+    return [*found, *new.values()]
+
+
+def _decodings(played: Played) -> tuple[Decoded, Decoded]:
+    return played.greedy, played.sampled
+
+
+def _told(change: Difference) -> str:
+    return f"{change.mean:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
+
+
+def _means(values: Sequence[float | None], siblings: int) -> list[float | None]:
+    groups = [values[first : first + siblings] for first in range(0, len(values), siblings)]
+    stated = [[value for value in group if value is not None] for group in groups]
+    return [sum(group) / len(group) if group else None for group in stated]
