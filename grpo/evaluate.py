@@ -1,40 +1,17 @@
-"""How well a policy does on held-out tasks: *solved* apart from reward, with an interval."""
+"""How well the policy in training does on held-out tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from grpo.config import RunConfig
 from grpo.conversation import Sampling
+from grpo.evaluation import Evaluation, judged
 from grpo.interfaces import Env
-from grpo.metrics import rollout_metrics, wilson
 from grpo.policy import Policy
 from grpo.reward import Mixture
 from grpo.rollout import Progress, play
-from grpo.types import Rollout, Score, Split, Task
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """One policy, one way of decoding, one rollout a task."""
-
-    rollouts: tuple[Rollout, ...]
-    scores: tuple[Score, ...]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Under the names of training (`rollout/…`, `reward/…`)."""
-        return rollout_metrics(self.rollouts, self.scores, [0.0] * len(self.rollouts))
-
-    @property
-    def solved(self) -> float:
-        return sum(rollout.transcript.solved for rollout in self.rollouts) / len(self.rollouts)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of `solved`."""
-        return wilson(sum(rollout.transcript.solved for rollout in self.rollouts), len(self.rollouts))
+from grpo.types import Split, Task
 
 
 def evaluate(
@@ -65,8 +42,7 @@ def evaluate(
         rows_at_once=run.engine.rollout_batch_size,
         progress=progress,
     )
-    scores = [mixture(r.transcript, where=f"{purpose}, task {r.transcript.task.id}") for r in rollouts]
-    return Evaluation(rollouts=tuple(rollouts), scores=tuple(scores))
+    return judged(rollouts, mixture, siblings=1, purpose=purpose)
 
 
 def held_out(env: Env, split: Split, count: int) -> Sequence[Task]:

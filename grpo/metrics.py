@@ -60,6 +60,16 @@ def variance_shares(transcripts: Sequence[Transcript], scores: Sequence[Score], 
     }
 
 
+def pass_at_k(solved: int, samples: int, k: int) -> float:
+    """Chance that at least one of k replies solves, from `solved` of `samples`; unbiased (arXiv 2107.03374, eq. 1).
+
+    Raises ValueError unless 0 <= solved <= samples and 1 <= k <= samples.
+    """
+    if not (0 <= solved <= samples and 1 <= k <= samples):
+        raise ValueError(f"pass@{k} from {solved} solved of {samples} samples: wants k of 1 to {samples}")
+    return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
+
+
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """95 % interval for a share (Wilson 1927); unlike mean ± 2 sigma it stays in 0..1 and works at 0 and at n.
 

@@ -5,7 +5,6 @@ Siblings of one task are no independent evidence, so their mean counts as one ob
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,16 +38,6 @@ class Discordant:
     gained: int
     lost: int
     p: float
-
-
-def pass_at_k(solved: int, samples: int, k: int) -> float:
-    """Chance that at least one of k replies solves, from `solved` of `samples`; unbiased (arXiv 2107.03374, eq. 1).
-
-    Raises ValueError unless 0 <= solved <= samples and 1 <= k <= samples.
-    """
-    if not (0 <= solved <= samples and 1 <= k <= samples):
-        raise ValueError(f"pass@{k} from {solved} solved of {samples} samples: wants k of 1 to {samples}")
-    return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
 def difference(before: Sequence[float], after: Sequence[float], *, alpha: float) -> Difference:

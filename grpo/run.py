@@ -15,7 +15,8 @@ from grpo.checkpoint import latest_checkpoint, load_checkpoint, save_adapter, wr
 from grpo.config import RunConfig, build_env, build_rewards, to_yaml
 from grpo.console import Console
 from grpo.engines import local
-from grpo.evaluate import Evaluation, evaluate, held_out
+from grpo.evaluate import evaluate, held_out
+from grpo.evaluation import Evaluation
 from grpo.policy import load_policy, model_path
 from grpo.reward import Mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines

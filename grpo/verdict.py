@@ -8,61 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-from grpo.metrics import rollout_metrics
-from grpo.paired import Difference, Discordant, difference, discordant, pass_at_k
+from grpo.evaluation import Evaluation, Played
+from grpo.paired import Difference, Discordant, difference, discordant
 from grpo.signs import signs
-from grpo.types import Rollout, Score
 
 Judgement = Literal["improved", "unchanged", "worse", "reward hacking suspected"]
 
 ALPHA = 0.05
 REWARD_RISE = 0.05
 """Share of the full mark (the sum of the positive weights); a smaller rise of the reward is tidiness, no hacking."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoded:
-    """Rollouts of one policy with one way of decoding: `siblings` of each task, those of a task side by side."""
-
-    rollouts: tuple[Rollout, ...]
-    scores: tuple[Score, ...]
-    siblings: int
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Under the names of training (`rollout/…`, `reward/…`)."""
-        return rollout_metrics(self.rollouts, self.scores, [0.0] * len(self.rollouts))
-
-    @cached_property
-    def by_task(self) -> dict[str, list[float | None]]:
-        """One mean a task of solved, the total, every term, turns, tokens and invalid actions; None: abstained."""
-        played = [rollout.transcript for rollout in self.rollouts]
-        columns: dict[str, Sequence[float | None]] = {
-            "solved": [float(transcript.solved) for transcript in played],
-            "reward": [score.total for score in self.scores],
-            **{term: [score.terms[term] for score in self.scores] for term in self.scores[0].terms},
-            "turns": [float(len(transcript.turns)) for transcript in played],
-            "completion_tokens": [float(transcript.completion_tokens) for transcript in played],
-            "invalid_actions": [float(transcript.invalid_actions) for transcript in played],
-        }
-        return {name: _means(values, self.siblings) for name, values in columns.items()}
-
-    def pass_at(self, k: int) -> float:
-        """Mean over the tasks of pass@k."""
-        solved = [rollout.transcript.solved for rollout in self.rollouts]
-        groups = [sum(solved[first : first + self.siblings]) for first in range(0, len(solved), self.siblings)]
-        return sum(pass_at_k(count, self.siblings, k) for count in groups) / len(groups)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Played:
-    """One policy on the held-out tasks, in the order in which every other policy met them."""
-
-    greedy: Decoded
-    sampled: Decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +39,7 @@ def compare(
     alpha = ALPHA / policies
     greedy = differences(before.greedy, after.greedy, alpha)
     sampled = differences(before.sampled, after.sampled, alpha)
-    tasks = [[value == 1.0 for value in decoded.by_task["solved"]] for decoded in (before.greedy, after.greedy)]
+    tasks = [[value == 1.0 for value in evaluation.by_task["solved"]] for evaluation in (before.greedy, after.greedy)]
     pairs = discordant(*tasks)
     told = (
         f"solved {_told(greedy['solved'])} greedy ({pairs.gained} tasks gained, {pairs.lost} lost, p={pairs.p:.2g}), "
@@ -109,7 +65,7 @@ def compare(
     )
 
 
-def differences(before: Decoded, after: Decoded, alpha: float) -> dict[str, Difference]:
+def differences(before: Evaluation, after: Evaluation, alpha: float) -> dict[str, Difference]:
     """Of everything that both measured; a task in which a term abstained on either side says nothing about it."""
     found = {}
     for name, values in before.by_task.items():
@@ -143,15 +99,9 @@ def _suspicions(
     return [*found, *new.values()]
 
 
-def _decodings(played: Played) -> tuple[Decoded, Decoded]:
+def _decodings(played: Played) -> tuple[Evaluation, Evaluation]:
     return played.greedy, played.sampled
 
 
 def _told(change: Difference) -> str:
     return f"{change.mean:+.3f} ({change.low:+.3f} to {change.high:+.3f})"
-
-
-def _means(values: Sequence[float | None], siblings: int) -> list[float | None]:
-    groups = [values[first : first + siblings] for first in range(0, len(values), siblings)]
-    stated = [[value for value in group if value is not None] for group in groups]
-    return [sum(group) / len(group) if group else None for group in stated]

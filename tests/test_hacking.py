@@ -13,9 +13,10 @@ from configs import run as configured
 
 from grpo.alarms import alarms
 from grpo.config import build_env
+from grpo.evaluation import Evaluation, Played
 from grpo.metrics import rollout_metrics
 from grpo.reward import Mixture
-from grpo.verdict import Comparison, Decoded, Played, compare
+from grpo.verdict import Comparison, compare
 from rewards.answer_format import AnswerFormat
 from rewards.task_success import TaskSuccess
 from tests import scripted
@@ -88,11 +89,11 @@ def test_a_policy_that_hacks_from_the_first_step_is_caught_at_the_fifth(name: st
 def played(replier: Replier, weights: dict[str, float]) -> Played:
     tasks = ENV.tasks("test", 24, seed=0)
 
-    def decoded(siblings: int, luck: str) -> Decoded:
+    def decoded(siblings: int, luck: str) -> Evaluation:
         rollouts, scores = scripted.play_all(
             ENV, tasks, lambda episode: replier, mixture(weights), siblings=siblings, luck=luck
         )
-        return Decoded(rollouts=rollouts, scores=scores, siblings=siblings)
+        return Evaluation(rollouts=rollouts, scores=scores, siblings=siblings)
 
     return Played(greedy=decoded(1, "greedy"), sampled=decoded(4, "sampled"))
 

@@ -1,10 +1,12 @@
+from itertools import combinations
+
 import pytest
 from builders import rollout, task, transcript, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.interfaces import Reward
-from grpo.metrics import rollout_metrics, variance_shares, wilson
+from grpo.metrics import pass_at_k, rollout_metrics, variance_shares, wilson
 from grpo.reward import Mixture
 from grpo.types import Rollout, Score, StopReason, Transcript, Turn
 
@@ -145,3 +147,26 @@ def test_a_wilson_interval_holds_its_share_and_stays_between_0_and_1(drawn: tupl
 def test_wilson_refuses_more_successes_than_trials() -> None:
     with pytest.raises(ValueError, match="successes=5 must lie between 0 and n=4"):
         wilson(5, 4)
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 4 samples, 1 solved: of the 6 pairs, 3 hold it.
+    assert pass_at_k(1, 4, 1) == 0.25
+    assert pass_at_k(1, 4, 2) == 0.5
+    assert pass_at_k(1, 4, 4) == 1.0
+    assert pass_at_k(0, 4, 4) == 0.0
+    assert pass_at_k(3, 4, 2) == 1.0  # two of four always hold one of the three
+
+
+@pytest.mark.parametrize(("solved", "samples", "k"), [(1, 4, 5), (1, 4, 0), (5, 4, 1), (-1, 4, 1)])
+def test_pass_at_k_refuses_what_was_not_sampled(solved: int, samples: int, k: int) -> None:
+    with pytest.raises(ValueError, match="wants k of 1 to 4"):
+        pass_at_k(solved, samples, k)
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_the_k_subsets_that_hold_a_solved_one(samples: int, data: st.DataObject) -> None:
+    solved, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
+    subsets = list(combinations(range(samples), k))
+    with_a_solved_one = sum(min(subset) < solved for subset in subsets)
+    assert pass_at_k(solved, samples, k) == pytest.approx(with_a_solved_one / len(subsets))

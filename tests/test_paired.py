@@ -1,35 +1,8 @@
 """Paired statistics on figures worked out by hand."""
 
-from itertools import combinations
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from grpo.paired import difference, discordant, pass_at_k
-
-
-def test_pass_at_k_by_hand() -> None:
-    # 4 samples, 1 solved: of the 6 pairs, 3 hold it.
-    assert pass_at_k(1, 4, 1) == 0.25
-    assert pass_at_k(1, 4, 2) == 0.5
-    assert pass_at_k(1, 4, 4) == 1.0
-    assert pass_at_k(0, 4, 4) == 0.0
-    assert pass_at_k(3, 4, 2) == 1.0  # two of four always hold one of the three
-
-
-@pytest.mark.parametrize(("solved", "samples", "k"), [(1, 4, 5), (1, 4, 0), (5, 4, 1), (-1, 4, 1)])
-def test_pass_at_k_refuses_what_was_not_sampled(solved: int, samples: int, k: int) -> None:
-    with pytest.raises(ValueError, match="wants k of 1 to 4"):
-        pass_at_k(solved, samples, k)
-
-
-@given(st.integers(1, 7), st.data())
-def test_pass_at_k_is_the_share_of_the_k_subsets_that_hold_a_solved_one(samples: int, data: st.DataObject) -> None:
-    solved, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
-    subsets = list(combinations(range(samples), k))
-    with_a_solved_one = sum(min(subset) < solved for subset in subsets)
-    assert pass_at_k(solved, samples, k) == pytest.approx(with_a_solved_one / len(subsets))
+from grpo.paired import difference, discordant
 
 
 def test_mcnemar_looks_only_at_the_tasks_that_one_alone_solved() -> None:

@@ -21,7 +21,8 @@ from grpo.checkpoint import save_checkpoint
 from grpo.config import RunConfig
 from grpo.console import Console
 from grpo.conversation import Sampling
-from grpo.evaluate import Evaluation, evaluate, held_out
+from grpo.evaluate import evaluate, held_out
+from grpo.evaluation import Evaluation
 from grpo.interfaces import Env
 from grpo.loss import LossParts, loss_metrics, policy_loss, token_weights
 from grpo.metrics import rollout_metrics, variance_shares
