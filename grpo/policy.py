@@ -53,8 +53,7 @@ class Policy:
         self.base = inner
         self.language: Any = inner.model.language_model
         self.chat = ChatRenderer(tokenizer, name)
-        trains_vision = any(parameter.requires_grad for parameter in inner.model.visual.parameters())
-        self.vision = VisionEncoder(inner.model.visual, image_processor, remember=not trains_vision)
+        self.vision = VisionEncoder(inner.model.visual, image_processor)
         self.device = next(model.parameters()).device
         banned = [token for token in tokenizer.all_special_ids if token != self.chat.end_token]
         self.banned_V = torch.zeros(inner.config.text_config.vocab_size, dtype=torch.bool, device=self.device)

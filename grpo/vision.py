@@ -3,14 +3,15 @@
 transformers' vision model loops over images and rebuilds its position tables for each; `_encode_equal` runs the same
 weights on a whole stack of equal-sized images (equal to it by test). It relies on modules and weights alone, because
 the methods around them differ between transformers 5.8 and 5.17. Where the vision tower is frozen, features are
-remembered across steps.
+remembered across steps, and on CPU computed by `grpo.frozen_vision`: in rollouts and in training alike, so that both
+see the same numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,8 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grpo.frozen_vision import FrozenTower
+from grpo.vision_tables import position_embeddings, rotary_angles
+
 MEMORY_BYTES = 256 * 2**20
 """How much remembered features may take; the oldest go first."""
+PATCHES_AT_ONCE = 2048
+"""Of one pass through a frozen tower on CPU: fewer pay more for calls, more for memory that no cache holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +39,12 @@ class Features:
 
 
 class VisionEncoder:
-    def __init__(self, visual: Any, image_processor: Any, *, remember: bool) -> None:
+    def __init__(self, visual: Any, image_processor: Any) -> None:
         self._visual = visual
         self._processor = image_processor
-        self._remember = remember
+        self._frozen = not any(parameter.requires_grad for parameter in visual.parameters())
+        fast = self._frozen and FrozenTower.suits(visual)
+        self._frozen_tower = FrozenTower(visual) if fast else None
         self._memory: OrderedDict[bytes, Features] = OrderedDict()
         self._bytes = 0
         self._patch, self._merge = int(visual.patch_size), int(visual.spatial_merge_size)
@@ -63,13 +71,28 @@ class VisionEncoder:
         for key, image in missing.items():
             by_size.setdefault(self._resized(image), []).append(key)
         for size, keys in by_size.items():
-            patches_FPC = self._patches([missing[key] for key in keys], size)
-            tokens_FNH, deepstack_LFNH = _encode_equal(self._visual, patches_FPC, size, self._patch)
-            for index, key in enumerate(keys):
-                known[key] = Features(tokens_NH=tokens_FNH[index], deepstack_LNH=deepstack_LFNH[:, index])
-                if self._remember:
-                    self._store(key, known[key])
+            for key, features in zip(keys, self._encode_stack([missing[key] for key in keys], size), strict=True):
+                known[key] = features
+                if self._frozen:
+                    self._store(key, features)
         return [known[key] for key in digests]
+
+    def _encode_stack(self, images: Sequence[np.ndarray], size: tuple[int, int]) -> Iterator[Features]:
+        """Features of images that all become `size` pixels."""
+        height, width = size[0] // self._patch, size[1] // self._patch
+        at_once = len(images) if self._frozen_tower is None else max(1, PATCHES_AT_ONCE // (height * width))
+        for first in range(0, len(images), at_once):
+            some = images[first : first + at_once]
+            unchanged = all(image.shape[:2] == size for image in some)
+            if self._frozen_tower is None:
+                patches_FPC = patchify(np.stack(some), self._patch, self._merge) if unchanged else self._processed(some)
+                tokens_FNH, deepstack_LFNH = _encode_equal(self._visual, patches_FPC, height, width)
+            elif unchanged:
+                tokens_FNH, deepstack_LFNH = self._frozen_tower.images(np.stack(some))
+            else:
+                tokens_FNH, deepstack_LFNH = self._frozen_tower.patches(self._processed(some), height, width)
+            for index in range(len(some)):
+                yield Features(tokens_NH=tokens_FNH[index], deepstack_LNH=deepstack_LFNH[:, index])
 
     def _store(self, key: bytes, features: Features) -> None:
         # Cloned, or one remembered image would keep the whole stack that it was computed in alive.
@@ -95,17 +118,8 @@ class VisionEncoder:
             max_pixels=size["longest_edge"],
         )
 
-    def _patches(self, images: Sequence[np.ndarray], size: tuple[int, int]) -> Tensor:
-        """Pixel rows [F, P, 3*patch*patch] of images that all become `size` pixels.
-
-        One of the two equal frames that the processor makes of an image.
-        """
-        parameter = next(self._visual.parameters())
-        unchanged = all(image.shape[:2] == size for image in images)
-        rows = patchify(np.stack(images), self._patch, self._merge) if unchanged else self._processed(images)
-        return rows.to(device=parameter.device, dtype=parameter.dtype)
-
     def _processed(self, images: Sequence[np.ndarray]) -> Tensor:
+        """Pixel rows [F, P, 3*patch*patch]: one of the two equal frames that the processor makes of an image."""
         rows = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
         return rows.reshape(len(images), -1, 3, 2, self._patch**2)[:, :, :, 0].flatten(2)
 
@@ -129,16 +143,17 @@ def patchify(images_FHWC: np.ndarray, patch: int, merge: int) -> Tensor:
     return torch.from_numpy(patches).float().mul_(2 / 255).sub_(1)
 
 
-def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch: int) -> tuple[Tensor, Tensor]:
-    """Tokens [F, N, H] and deepstack features [L, F, N, H] of F images of one size."""
+def _encode_equal(visual: Any, patches_FPC: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Tokens [F, N, H] and deepstack features [L, F, N, H] of F images of `height` x `width` patches."""
     images = len(patches_FPC)
-    height, width = size[0] // patch, size[1] // patch
+    parameter = next(visual.parameters())
+    patches_FPC = patches_FPC.to(device=parameter.device, dtype=parameter.dtype)
     # The patch convolution never overlaps, so it is a matrix product; and as an image is the same frame twice, the
     # kernel's two slices in time can be added up first.
     kernel = visual.patch_embed.proj
     hidden_FPC = nn.functional.linear(patches_FPC, kernel.weight.sum(dim=2).flatten(1), kernel.bias)
-    hidden_FPC = hidden_FPC + _position_embeddings(visual, height, width)
-    angles_PD = _rotary_angles(visual, height, width)
+    hidden_FPC = hidden_FPC + position_embeddings(visual, height, width)
+    angles_PD = rotary_angles(visual, height, width)
     cos_PD, sin_PD = angles_PD.cos(), angles_PD.sin()
     deepstack = []
     for index, block in enumerate(visual.blocks):
@@ -149,30 +164,6 @@ def _encode_equal(visual: Any, patches_FPC: Tensor, size: tuple[int, int], patch
             deepstack.append(merger(hidden_FPC.flatten(0, 1)).unflatten(0, (images, -1)))
     tokens_FNH = visual.merger(hidden_FPC.flatten(0, 1)).unflatten(0, (images, -1))
     return tokens_FNH, torch.stack(deepstack)
-
-
-def _position_embeddings(visual: Any, height: int, width: int) -> Tensor:
-    """The learned square grid of position embeddings, resampled to `height` x `width` patches, [P, C]."""
-    side = int(visual.config.num_position_embeddings**0.5)
-    learned = visual.pos_embed.weight.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    resampled = nn.functional.interpolate(learned, size=(height, width), mode="bilinear", align_corners=True)
-    return _in_patch_order(resampled[0].permute(1, 2, 0), visual.spatial_merge_size)
-
-
-def _rotary_angles(visual: Any, height: int, width: int) -> Tensor:
-    """Angles of the two-axis rotary embedding, [P, head size]: rows, columns, and both once more."""
-    frequencies = visual.rotary_pos_emb.inv_freq.float()
-    rows_HWD = torch.outer(torch.arange(height, device=frequencies.device), frequencies)[:, None].expand(-1, width, -1)
-    columns_HWD = torch.outer(torch.arange(width, device=frequencies.device), frequencies).expand(height, -1, -1)
-    angles_PD = _in_patch_order(torch.cat((rows_HWD, columns_HWD), dim=-1), visual.spatial_merge_size)
-    return torch.cat((angles_PD, angles_PD), dim=-1)
-
-
-def _in_patch_order(values_HWD: Tensor, merge: int) -> Tensor:
-    """[P, D] with the patches of one visual token next to each other, as `patchify` has them."""
-    height, width, size = values_HWD.shape
-    blocks = values_HWD.reshape(height // merge, merge, width // merge, merge, size)
-    return blocks.permute(0, 2, 1, 3, 4).reshape(height * width, size)
 
 
 def _attend(attention: Any, hidden_FPC: Tensor, cos_PD: Tensor, sin_PD: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from grpo.checkpoint import latest_checkpoint, load_checkpoint, save_adapter, sa
 from grpo.policy import Policy, load_policy, matched_modules
 from grpo.positions import positions
 from grpo.types import TokenTrace
-from grpo.vision import patchify
+from grpo.vision import VisionEncoder, patchify
 
 PAD = "<|image_pad|>"
 
@@ -97,6 +97,55 @@ def test_equal_images_are_computed_once(policy: Policy) -> None:
     picture = images(1)[0]
     first, second = policy.vision.encode([picture, picture.copy()])
     assert first is second
+
+
+@pytest.mark.parametrize("side", [128, 225])
+def test_a_frozen_tower_gives_the_features_of_one_that_can_be_trained(policy: Policy, side: int) -> None:
+    trainable = AutoModelForImageTextToText.from_pretrained(TINY).model.visual.eval()
+    pictures = images(3, side)
+    with torch.no_grad():
+        expected = VisionEncoder(trainable, policy.image_processor).encode(pictures)
+    found = VisionEncoder(policy.base.model.visual, policy.image_processor).encode(pictures)
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.allclose(mine.tokens_NH, other.tokens_NH, rtol=1e-5, atol=1e-4)
+        assert torch.allclose(mine.deepstack_LNH, other.deepstack_LNH, rtol=1e-5, atol=1e-4)
+
+
+def test_features_of_an_image_are_the_same_bits_whatever_is_encoded_with_it(policy: Policy) -> None:
+    pictures = images(40)
+
+    def encoded(shown: list[np.ndarray]) -> list[torch.Tensor]:
+        # An encoder of its own each time: one that has seen an image remembers it.
+        return [
+            each.tokens_NH for each in VisionEncoder(policy.base.model.visual, policy.image_processor).encode(shown)
+        ]
+
+    together = encoded(pictures)
+    for size in (1, 3, 17):
+        apart = [tokens for first in range(0, 40, size) for tokens in encoded(pictures[first : first + size])]
+        assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
+
+
+def test_training_sees_the_very_features_of_the_rollouts_remembered_or_not(policy: Policy) -> None:
+    picture = images(1)
+    with torch.inference_mode():
+        (played,) = VisionEncoder(policy.base.model.visual, policy.image_processor).encode(picture)
+    (trained,) = VisionEncoder(policy.base.model.visual, policy.image_processor).encode(picture)
+    assert torch.equal(played.tokens_NH, trained.tokens_NH)
+    assert torch.equal(played.deepstack_LNH, trained.deepstack_LNH)
+
+
+def test_a_frozen_adapter_on_the_vision_tower_is_not_left_out() -> None:
+    on_vision = lora(target_modules=["linear_fc1"], exclude_modules=None)
+    adapted = load_policy(model(), on_vision, device=torch.device("cpu"), seed=0)
+    (before,) = VisionEncoder(adapted.base.model.visual.requires_grad_(False), adapted.image_processor).encode(
+        images(1)
+    )
+    adapted.model.requires_grad_(True)
+    shake(adapted)
+    adapted.model.requires_grad_(False)
+    (after,) = VisionEncoder(adapted.base.model.visual, adapted.image_processor).encode(images(1))
+    assert not torch.allclose(before.tokens_NH, after.tokens_NH, atol=1e-2)
 
 
 def test_positions_of_text_image_text_by_hand() -> None:
