@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
@@ -16,8 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from grpo import cli, cli_view, config
+from grpo import cli, cli_view, config, lock
 from grpo.faults import ConfigError
+from grpo.files import DiskError
 from launchers import table
 
 ROOT = Path(__file__).resolve().parent
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str]) -> int:
         cli.refuse_unavailable(command)
         cli_view.show_warnings(command, cli.reach(command), console)
         folder = cli.claim(command)
-        code = _hydra(command)
+        with nullcontext() if command.sweep else lock.held(folder):
+            code = _hydra(command)
         return max(code, table.finish(folder, console)) if command.sweep and code != 2 else code
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
@@ -68,6 +71,9 @@ def _hydra(command: cli.Command) -> int:
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
             raise SystemExit(2) from error
+        except DiskError as error:
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(1) from error
         except Exception as error:
             traceback.print_exc()
             raise SystemExit(1) from error

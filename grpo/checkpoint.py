@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,26 +17,56 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from grpo.files import sync, write_json, write_text, writing
 from grpo.policy import Policy
 
 log = logging.getLogger(__name__)
 
 DONE = "DONE"
+TRACKER_RUN = Path("wandb", "run_id")
+"""Under the run folder: the tracker's name for the run. A checkpoint takes it along to where only checkpoints go."""
+PART, OLD, GONE = ".part", ".old", ".gone"
+"""Endings of hidden names: being written, being replaced, being deleted."""
 
 
 def write_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, then put it in `target`'s place, replacing what was there."""
-    aside = target.with_name(f".{target.name}.part")
+    """Let `write` fill a new folder, then put it in `target`'s place, replacing what was there.
+
+    A kill at any place leaves the old folder or the new one, once `recover` has run. If `write` or the disk fails, the
+    old one is as it was.
+    """
+    aside = target.with_name(f".{target.name}{PART}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write(aside)
-    write_json(aside / DONE, {str(path.relative_to(aside)): _hash(path) for path in _files(aside)})
-    for path in (*aside.rglob("*"), aside):
-        _sync(path)
+    try:
+        write(aside)
+        write_json(aside / DONE, {str(path.relative_to(aside)): _hash(path) for path in _files(aside)})
+        for path in (*aside.rglob("*"), aside):
+            sync(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     if target.exists():
-        shutil.rmtree(target)
+        target.rename(target.with_name(f".{target.name}{OLD}"))
     aside.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
+    sync(target.parent.parent)
+    shutil.rmtree(target.with_name(f".{target.name}{OLD}"), ignore_errors=True)
+
+
+def recover(run_folder: Path) -> None:
+    """Put back what a killed process had moved aside, and remove what it left half done."""
+    for folder in (run_folder, run_folder / "checkpoints"):
+        for old in folder.glob(f".*{OLD}"):
+            target = old.with_name(old.name[1 : -len(OLD)])
+            if target.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(target)
+        for left in (*folder.glob(f".*{PART}"), *folder.glob(f".*{GONE}")):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    for left in run_folder.glob("images/*.tmp"):
+        left.unlink()
 
 
 def is_complete(folder: Path) -> bool:
@@ -49,8 +78,8 @@ def damage(folder: Path) -> str | None:
     if not is_complete(folder):
         return "it was never finished (no DONE)"
     try:
-        wanted: Mapping[str, str] = json.loads((folder / DONE).read_text())
-    except ValueError:
+        wanted: dict[str, str] = dict(json.loads((folder / DONE).read_text()))
+    except (ValueError, TypeError):
         return "its DONE is not readable"
     wrong = [name for name, digest in wanted.items() if not (folder / name).is_file() or _hash(folder / name) != digest]
     return f"{', '.join(wrong)} is missing or changed" if wrong else None
@@ -60,29 +89,57 @@ def prune(folder: Path, keep: int) -> None:
     """Keep the newest `keep` complete checkpoints of `folder`."""
     complete = sorted(path for path in folder.glob("step_*") if is_complete(path))
     for path in complete[:-keep]:
-        shutil.rmtree(path)
+        # Out of sight in one move: a kill half way through must not leave a checkpoint without some of its files.
+        gone = path.with_name(f".{path.name}{GONE}")
+        path.rename(gone)
+        shutil.rmtree(gone)
 
 
 def save_checkpoint(folder: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int) -> None:
-    """checkpoints/step_NNNNNN under the run folder: adapter, optimiser state and the step that is done."""
+    """checkpoints/step_NNNNNN under the run folder: adapter, optimiser state, the step that is done, the tracker's run.
+
+    That is everything: learning rate, tasks and every random draw are functions of the step, so neither a scheduler nor
+    a generator has a state. Raises DiskError, and leaves the older checkpoints as they are, if the disk refuses.
+    """
+    checkpoints = folder / "checkpoints"
+    target = checkpoints / f"step_{step:06d}"
+    tracker_run = folder / TRACKER_RUN
 
     def write(aside: Path) -> None:
         save_adapter(policy, aside / "adapter")
         save_optimizer(optimizer, aside / "optimizer.safetensors")
-        write_json(aside / "state.json", {"step": step})
+        run_id = tracker_run.read_text(encoding="utf-8") if tracker_run.is_file() else None
+        write_json(aside / "state.json", {"step": step, "tracker_run": run_id})
 
-    checkpoints = folder / "checkpoints"
-    write_folder(checkpoints / f"step_{step:06d}", write)
-    prune(checkpoints, keep)
+    with writing("checkpoint", target, folder, needed=_size(policy, optimizer)):
+        write_folder(target, write)
+        prune(checkpoints, keep)
+
+
+def save_final_adapter(folder: Path, policy: Policy) -> None:
+    """adapter/ under the run folder, whole or not at all. Raises DiskError."""
+    with writing("final adapter", folder / "adapter", folder):
+        write_folder(folder / "adapter", lambda aside: save_adapter(policy, aside))
 
 
 def load_checkpoint(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    """Put adapter and optimiser back as they were; returns the step that was done."""
+    """Put adapter, optimizer and the tracker's run back as they were; returns the step that was done."""
     from peft import set_peft_model_state_dict
 
     set_peft_model_state_dict(policy.model, load_file(checkpoint / "adapter" / "adapter_model.safetensors"))
     load_optimizer(optimizer, checkpoint / "optimizer.safetensors")
-    return int(json.loads((checkpoint / "state.json").read_text())["step"])
+    state = json.loads((checkpoint / "state.json").read_text())
+    tracker_run = checkpoint.parent.parent / TRACKER_RUN
+    if state.get("tracker_run") and not tracker_run.exists():
+        tracker_run.parent.mkdir(exist_ok=True)
+        write_text(tracker_run, state["tracker_run"])
+    return int(state["step"])
+
+
+def _size(policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+    """Of a checkpoint's tensors, in bytes."""
+    tensors = [value for values in optimizer.state.values() for value in values.values()]
+    return sum(tensor.nbytes for tensor in (*policy.trainable, *tensors))
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -130,14 +187,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, file: Path) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def write_json(file: Path, content: object) -> None:
-    """Atomically, so that a reader never sees half of it."""
-    aside = file.with_name(f".{file.name}.part")
-    aside.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    _sync(aside)
-    aside.rename(file)
-
-
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -145,11 +194,3 @@ def _files(folder: Path) -> list[Path]:
 def _hash(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

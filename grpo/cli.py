@@ -6,9 +6,11 @@ one at a time, with its own exit codes, and in a sweep only when the faulty tria
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import OmegaConf
 
-from grpo import compose, config, plan
+from grpo import compose, config, plan, resume
 from grpo.compose import Source, Trial
 from grpo.faults import ConfigError, Fault
+from grpo.files import write_text
 from grpo.plan import Ceiling
 from grpo.schema import RunConfig
 from grpo.types import Split
@@ -133,8 +136,8 @@ def _swept_by_config(hydra_loader: ConfigLoader, source: Source, words: Sequence
 def _folder(
     hydra_loader: ConfigLoader, source: Source, words: Sequence[str], trials: Sequence[Trial], *, sweep: bool
 ) -> Path:
-    resume = trials[0].run.resume
-    if resume is None:
+    resumed = trials[0].run.resume
+    if resumed is None:
         section = compose.composed(hydra_loader, source.name, words, sweep=sweep).hydra
         on_error = OmegaConf.select(section, "launcher.on_error")
         if on_error not in (None, "continue", "stop"):
@@ -144,26 +147,13 @@ def _folder(
     if sweep:
         problem = "continues one run; a sweep is continued by giving its folder: hydra.sweep.dir=FOLDER"
         raise ConfigError([Fault(key="resume", problem=problem)])
-    folder = Path(resume).resolve()
+    folder = Path(resumed).resolve()
     if not (folder / "config.yaml").is_file():
-        raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resume!r}")])
-    faults = list(_changed(config.load(folder), trials[0].run, folder))
+        raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resumed!r}")])
+    faults = resume.faults(folder, trials[0].run)
     if faults:
         raise ConfigError(faults)
     return folder
-
-
-def _changed(before: RunConfig, now: RunConfig, folder: Path) -> Iterator[Fault]:
-    """A fault for each key that a resumed run would not go on with as it was."""
-    then, today = (dict(config.leaves(run.model_dump(by_alias=True))) for run in (before, now))
-    for key in sorted(then.keys() | today.keys()):
-        if key not in ("resume", "dry_run") and then.get(key) != today.get(key):
-            told = (
-                f"was {then.get(key)!r} when the run started, now {today.get(key)!r}; a resumed run goes on as it was"
-            )
-            yield Fault(
-                key=key, problem=f"{told}: leave it out, or start anew: --config-path {folder} --config-name config"
-            )
 
 
 def reach(command: Command) -> Mapping[str, Mapping[Split, Ceiling | None]]:
@@ -189,7 +179,7 @@ def refuse_unavailable(command: Command) -> None:
 def claim(command: Command) -> Path:
     """Take the run's folder, or the sweep's, for this command alone, and return it.
 
-    Raises ConfigError if it holds another run.
+    Raises ConfigError if it holds another run, or if nothing can be written there.
     """
     folder = command.folder
     assert folder is not None
@@ -200,12 +190,20 @@ def claim(command: Command) -> Path:
         return folder
     if (folder / "config.yaml").exists() and not command.prepared:
         raise taken
-    folder.mkdir(parents=True, exist_ok=True)
-    if command.sweep:
-        return folder
     try:
-        with (folder / CLAIM).open("x", encoding="utf-8") as file:
-            file.writelines(f"{word}\n" for word in command.typed)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise OSError(errno.EACCES, "no permission, or a read-only file system")
+        if not command.sweep:
+            with (folder / CLAIM).open("x", encoding="utf-8") as file:
+                file.writelines(f"{word}\n" for word in command.typed)
+            # Here already, so that a run killed while torch is loading can be resumed.
+            write_text(folder / "config.yaml", config.to_yaml(command.trials[0].run))
     except FileExistsError:
         raise taken from None
+    except OSError as error:
+        problem = (
+            f"{folder} cannot be written ({error.strerror}); give a folder on a disk with room that may be written"
+        )
+        raise ConfigError([Fault(key="runtime.output_dir", problem=problem)]) from error
     return folder

@@ -183,7 +183,12 @@ def _sweep_fault(override: Override, sweep: bool) -> Fault | None:
     if not sweep:
         problem = f"{typed} means several values: add -m to sweep over them, or write a list as [{typed}]"
         return Fault(key=key, problem=problem)
-    once = override.is_hydra_override() or key.split(".")[0] in ("cluster", "resume", "dry_run")
+    once = override.is_hydra_override() or key.split(".")[0] in (
+        "cluster",
+        "resume",
+        "resume_accepts_changes",
+        "dry_run",
+    )
     if once or override.is_delete():
         reason = "is chosen once for a whole sweep, before its trials are composed"
         return Fault(key=key, problem=f"cannot be swept ({typed}): it {reason}; give one value")

@@ -11,6 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from grpo import config
+from grpo.paths import model_path
+from grpo.schema import RunConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "hydra-core",
@@ -25,6 +29,13 @@ PACKAGES = (
     "pillow",
     "wandb",
 )
+
+
+def of_run(run: RunConfig) -> dict[str, Any]:
+    """The record of a run that would start now."""
+    base = Path(model_path(run.model.name_or_path))
+    components = {"env": config.build_env(run), **config.build_rewards(run)}
+    return record(components, base if base.is_dir() else None, run.runtime.seed)
 
 
 def record(components: Mapping[str, object], base: Path | None, seed: int) -> dict[str, Any]:

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
-from grpo import provenance, report
-from grpo.checkpoint import latest_checkpoint, load_checkpoint, save_adapter, write_json
+from grpo import provenance, report, resume
+from grpo.checkpoint import latest_checkpoint, load_checkpoint, recover, save_final_adapter
 from grpo.config import RunConfig, build_env, build_rewards, to_yaml
 from grpo.console import Console
 from grpo.engines import local
 from grpo.evaluate import evaluate, held_out
 from grpo.evaluation import Evaluation
-from grpo.policy import load_policy, model_path
+from grpo.files import write_json, write_text, writing
+from grpo.heartbeat import beat, beat_failed
+from grpo.policy import load_policy
 from grpo.reward import Mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
 
@@ -33,6 +35,7 @@ def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
         except BaseException:
             # Into train.log; the terminal gets it from whoever called.
             log.exception("the run ended early")
+            beat_failed(folder)
             raise
 
 
@@ -44,12 +47,7 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
         torch.set_num_threads(engine.threads)
     device = _device(engine.device)
     env, rewards = build_env(config), build_rewards(config)
-    base = Path(model_path(config.model.name_or_path))
-    if config.resume is None:
-        (folder / "config.yaml").write_text(to_yaml(config))
-        (folder / "overrides.txt").write_text("".join(f"{word}\n" for word in overrides))
-        made_from = provenance.record({"env": env, **rewards}, base if base.is_dir() else None, config.runtime.seed)
-        write_json(folder / "run.json", made_from)
+    _enter(config, folder, overrides)
     policy = load_policy(config.model, config.adapter, device=device, seed=config.runtime.seed)
     tracker = make_tracker(config.tracker)
     parts = local.Parts(
@@ -63,23 +61,41 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
         console=console,
     )
     log.info("run folder: %s", folder)
+    history = _history(parts)
     tracker.start(folder=str(folder), name=f"{config.name}/{folder.name}", config=config.model_dump(by_alias=True))
     exit_code = 1
     try:
-        objective = local.train(parts, _history(parts))[local.OBJECTIVE]
-        save_adapter(policy, folder / "adapter")
+        objective = local.train(parts, history)[local.OBJECTIVE]
+        save_final_adapter(folder, policy)
+        beat(folder, "evaluation", config.runtime.steps)
         rows = [_row(*each) for each in _final_evaluations(parts)]
         exit_code = 0
     finally:
         tracker.finish(exit_code)
     seconds = time.monotonic() - start
     summary = {"rows": rows, "seconds": seconds, "tokens_per_second": _tokens_per_second(folder)}
-    write_json(folder / "summary.json", summary)
-    write_json(folder / "result.json", {"objective": objective})
+    with writing("result", folder / "result.json", folder):
+        write_json(folder / "summary.json", summary)
+        _report(folder)
+        # Last: with it the run is finished, and whatever a kill left undone before it is made up by a resume.
+        write_json(folder / "result.json", {"objective": objective})
     console.closing_table(summary)
-    _report(folder)
+    beat(folder, "done", config.runtime.steps)
     log.info("run folder: %s", folder)
     return objective
+
+
+def _enter(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
+    """Make the folder ready: clear away what a killed process left, and write down what the run is made from."""
+    recover(folder)
+    beat(folder, "starting", resume.steps_done(folder))
+    with writing("config", folder / "config.yaml", folder):
+        if config.resume is not None:
+            resume.enter(folder, config)
+            return
+        write_text(folder / "config.yaml", to_yaml(config))
+        write_text(folder / "overrides.txt", "".join(f"{word}\n" for word in overrides))
+        write_json(folder / "run.json", provenance.of_run(config))
 
 
 def _report(folder: Path) -> None:
@@ -113,14 +129,17 @@ def _history(parts: local.Parts) -> list[local.Metrics]:
         return []
     step = load_checkpoint(newest, parts.policy, parts.optimizer)
     parts.log.truncate(step)
+    records = list(read_lines(parts.folder / METRICS_FILE))
+    if [record["step"] for record in records] != list(range(step + 1)):
+        told = f"has lines of steps {[record['step'] for record in records]}, wanted each of 0 to {step}, once"
+        raise RuntimeError(
+            f"{parts.folder / METRICS_FILE} {told}: it does not belong to {newest}; put the right one back"
+        )
     if step >= parts.run.runtime.steps:
-        log.info("all %d steps were done before; nothing is trained, only evaluated again", step)
+        log.info("all %d steps were done before; what is missing is the final evaluation", step)
     else:
         log.info("resuming after step %d, from %s", step, newest)
-    return [
-        {name: value for name, value in record.items() if name != "step"}
-        for record in read_lines(parts.folder / METRICS_FILE)
-    ]
+    return [{name: value for name, value in record.items() if name != "step"} for record in records]
 
 
 def _final_evaluations(parts: local.Parts) -> list[tuple[str, str, Evaluation]]:

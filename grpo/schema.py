@@ -244,6 +244,7 @@ class RuntimeConfig(Strict):
 class RunConfig(Strict):
     name: Annotated[str, AfterValidator(_folder_name)]
     resume: str | None
+    resume_accepts_changes: bool
     dry_run: bool
     model: ModelConfig
     adapter: AdapterConfig

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from grpo.files import sync, write_text, writing
 from grpo.interfaces import Tracker
 from grpo.wandb_tracker import WandbTracker
 
@@ -124,6 +125,14 @@ class RunLog:
             if path.exists():
                 _cut_after(path, step)
 
+    def sync(self) -> None:
+        """Wait until everything so far is on the disk: a checkpoint must not outlive the lines of its steps."""
+        for name in (METRICS_FILE, ROLLOUTS_FILE):
+            path = self._folder / name
+            if path.exists():
+                with writing(f"line of {name}", path, self._folder):
+                    sync(path)
+
     def finish(self, exit_code: int) -> None:
         self._tracker.finish(exit_code)
 
@@ -150,18 +159,19 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{path.name}: the line of {where} is not JSON ({error}); wanted finite numbers, text, lists"
         ) from error
-    with path.open("a", encoding="utf-8") as file:
+    with writing(f"line of {path.name}", path, path.parent), path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 def _store_image(path: Path, image: np.ndarray) -> None:
     if path.exists():
         return
-    path.parent.mkdir(exist_ok=True)
     # Written aside: a run killed in between must not leave half an image under a name that promises the whole.
     aside = path.with_suffix(f".{os.getpid()}.tmp")
-    Image.fromarray(image).save(aside, format="PNG")
-    aside.replace(path)
+    with writing("image", path, path.parent.parent):
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image).save(aside, format="PNG")
+        aside.replace(path)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -190,10 +200,8 @@ def _cut_after(path: Path, step: int) -> None:
     kept = [record for record in records if record["step"] <= step]
     if len(kept) < len(records):
         log.info("%s: cut %d lines after step %d", path.name, len(records) - len(kept), step)
-    aside = path.with_suffix(".jsonl.tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-    aside.replace(path)
+    with writing(path.name, path, path.parent):
+        write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 class NullTracker(Tracker):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from grpo.files import write_text
 from grpo.interfaces import Tracker
 from grpo.redact import redact
 
@@ -110,6 +111,8 @@ class WandbTracker(Tracker):
             self._fault("finishing", error)
 
     def _open(self, name: str, config: Mapping[str, Any]) -> wandb.Run:
+        # Before the slow import: the first checkpoint takes it along.
+        _run_id(self._folder)
         # wandb's reports about itself go to the same server and hold up the end of the process when it hangs.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # Tables wait here for their upload; in the home folder they would be parted from the run that they belong to.
@@ -193,7 +196,7 @@ def _run_id(folder: Path) -> str:
     path = folder / "wandb" / "run_id"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        path.write_text(secrets.token_hex(4), encoding="utf-8")
+        write_text(path, secrets.token_hex(4))
     return path.read_text(encoding="utf-8")
 
 

@@ -25,9 +25,8 @@ from rich.table import Column, Table
 from safetensors.numpy import load_file
 
 from grpo import config, provenance
-from grpo.checkpoint import write_json
 from grpo.faults import ConfigError
-from grpo.policy import model_path
+from grpo.files import write_json
 from grpo.reproduce import Difference, differences, metric_differences
 from grpo.tracking import METRICS_FILE, read_lines
 
@@ -64,10 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _changed(folder: Path) -> list[Difference]:
-    run = config.load(folder)
-    base = Path(model_path(run.model.name_or_path))
-    components = {"env": config.build_env(run), **config.build_rewards(run)}
-    today = provenance.record(components, base if base.is_dir() else None, run.runtime.seed)
+    today = provenance.of_run(config.load(folder))
     return differences(json.loads((folder / "run.json").read_text()), today)
 
 

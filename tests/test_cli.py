@@ -119,29 +119,6 @@ def test_of_runs_started_together_each_has_a_folder_or_is_refused(tmp_path: Path
     assert len(folders(tmp_path)) == 3
 
 
-def test_resume_goes_on_in_the_same_folder_and_wants_one_that_exists(tmp_path: Path) -> None:
-    train(cwd=tmp_path)
-    (folder,) = folders(tmp_path)
-    assert train(f"resume={folder}", cwd=tmp_path).returncode == 0
-    assert folders(tmp_path) == [folder]
-    done = train("resume=nowhere", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "config error: resume: wants a run folder (with its config.yaml), got 'nowhere'\n",
-    )
-
-
-def test_a_resumed_run_goes_on_with_its_own_config_and_refuses_another(tmp_path: Path) -> None:
-    train("adapter.rank=8", "algorithm=dapo", cwd=tmp_path)
-    (folder,) = folders(tmp_path)
-    assert train(f"resume={folder}", cwd=tmp_path).returncode == 0
-    kept = config.load(folder)
-    assert (kept.adapter.model_dump()["rank"], kept.algorithm.name) == (8, "dapo")
-    done = train(f"resume={folder}", "adapter.rank=16", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "adapter.rank: was 8 when the run started, now 16; a resumed run goes on as it was" in done.stderr
-
-
 def test_a_dry_run_shows_config_plan_and_ceiling_and_writes_nothing(tmp_path: Path) -> None:
     done = train("dry_run=true", "env.max_turns=12", cwd=tmp_path)
     assert done.returncode == 0

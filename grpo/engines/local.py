@@ -23,6 +23,7 @@ from grpo.console import Console
 from grpo.conversation import Sampling
 from grpo.evaluate import evaluate, held_out
 from grpo.evaluation import Evaluation
+from grpo.heartbeat import beat
 from grpo.interfaces import Env
 from grpo.loss import LossParts, loss_metrics, policy_loss, token_weights
 from grpo.metrics import rollout_metrics, variance_shares
@@ -72,6 +73,7 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         parts.log.step(0, history[0])
     for step in range(len(history), run.runtime.steps + 1):
         start = time.perf_counter()
+        beat(parts.folder, "rollouts", step)
         tasks = env.tasks("train", run.algorithm.prompts_per_step, seed_of(run.runtime.seed, "tasks", step))
         rollouts = play_groups(parts, tasks, step)
         scores = [parts.mixture(r.transcript, where=f"step {step}, {_name(r)}") for r in rollouts]
@@ -79,6 +81,7 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         advantages = group_advantages([r.transcript.task.id for r in rollouts], totals, run.algorithm.advantage_scale)
         played = time.perf_counter()
 
+        beat(parts.folder, "update", step)
         metrics = rollout_metrics(rollouts, scores, advantages)
         metrics |= variance_shares([r.transcript for r in rollouts], scores, parts.mixture)
         metrics |= update(parts, rollouts, advantages, step)
@@ -95,6 +98,8 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         if step == 1:
             log.info(first_step_note(metrics["policy/loss"], metrics["policy/grad_norm"]))
         if step % run.runtime.checkpoint_interval == 0 or step == run.runtime.steps:
+            beat(parts.folder, "saving", step)
+            parts.log.sync()
             save_checkpoint(parts.folder, step, parts.policy, parts.optimizer, keep=run.runtime.keep_checkpoints)
     return next(metrics for metrics in reversed(history) if OBJECTIVE in metrics)
 
@@ -215,6 +220,7 @@ def accumulate(parts: Parts, rows: Sequence[tuple[TokenTrace, float]], step: int
 def validate(parts: Parts, step: int) -> Metrics:
     """Play on the validation tasks, greedy and sampled; the test tasks are left for the end of the run."""
     run = parts.run
+    beat(parts.folder, "evaluation", step)
     tasks = held_out(parts.env, "validation", run.runtime.eval_episodes)
 
     def result(greedy: bool) -> Evaluation:
