@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from grpo.types import Message
+
 IMAGE_PAD = "<|image_pad|>"
 _REPLY = "reply"
 
@@ -26,9 +28,10 @@ class ChatRenderer:
         self.next_turn = lru_cache(maxsize=4096)(self._next_turn)
         self._next_turn("probe", ())
 
-    def _first_turn(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:
-        """Token ids of a conversation's start: the user's turn and the opening of the assistant's."""
-        return self._encode(self._render([self._user(text, len(grids))]), grids)
+    def _first_turn(self, text: str, grids: tuple[tuple[int, int], ...], before: tuple[Message, ...] = ()) -> list[int]:
+        """Token ids of a conversation's start: what came before, the user's turn and the opening of the assistant's."""
+        earlier = [{"role": message.role, "content": self._plain(message.text)} for message in before]
+        return self._encode(self._render([*earlier, self._user(text, len(grids))]), grids)
 
     def _next_turn(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:
         """Token ids between the end marker of a reply and the start of the next reply.
@@ -57,11 +60,14 @@ class ChatRenderer:
     def _render(self, messages: list[dict[str, Any]]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-    def _user(self, text: str, images: int) -> dict[str, Any]:
-        # An environment may quote what the model wrote; a special token spelled out there must not become one.
+    def _plain(self, text: str) -> str:
+        """An environment may quote what the model wrote; a special token spelled out there must not become one."""
         for special in self._tokenizer.all_special_tokens:
             text = text.replace(special, special.replace("<|", "< |"))
-        parts = [{"type": "text", "text": text}, *({"type": "image"} for _ in range(images))]
+        return text
+
+    def _user(self, text: str, images: int) -> dict[str, Any]:
+        parts = [{"type": "text", "text": self._plain(text)}, *({"type": "image"} for _ in range(images))]
         return {"role": "user", "content": parts}
 
     def _encode(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:

@@ -223,11 +223,24 @@ def _build(node: Component, interface: type[T], key: str, *, weighted: bool) -> 
     try:
         # As JSON, because pydantic's strict mode then reads a list where the class wants a tuple.
         values = dict(model.model_validate_json(json.dumps(fields)))
-        return cls(**values), []
+        inner, faults = _build_inner(values, key)
+        return (None, faults) if faults else (cls(**(values | inner)), [])
     except ValidationError as error:
         return None, explain(error, model, fields, key)
     except (ValueError, TypeError) as error:
         return None, [Fault(key=key, problem=str(error))]
+
+
+def _build_inner(values: Mapping[str, Any], key: str) -> tuple[dict[str, Any], list[Fault]]:
+    """The components among a component's own values: reward terms by which an env judges answers."""
+    built: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, value in values.items():
+        if isinstance(value, dict) and value and all(isinstance(part, Component) for part in value.values()):
+            pairs = {part: _build(node, Reward, f"{key}.{name}.{part}", weighted=False) for part, node in value.items()}
+            built[name] = {part: component for part, (component, _) in pairs.items()}
+            faults += [fault for _, found in pairs.values() for fault in found]
+    return built, faults
 
 
 def _find(target: str) -> Any:
@@ -247,7 +260,11 @@ def _find(target: str) -> Any:
 def _fields_model(cls: type) -> type[BaseModel]:
     """The class's fields as a strict model. Python's defaults do not count: every value is spelled in conf/."""
     types = get_type_hints(cls, include_extras=True)
-    fields: dict[str, Any] = {field.name: (types[field.name], ...) for field in dataclasses.fields(cls) if field.init}
+    # Components are read as sections here, and built once everything else is right.
+    read_as = {
+        name: dict[str, Component] if wanted == Mapping[str, Reward] else wanted for name, wanted in types.items()
+    }
+    fields: dict[str, Any] = {field.name: (read_as[field.name], ...) for field in dataclasses.fields(cls) if field.init}
     return create_model(cls.__name__, __base__=Strict, **fields)
 
 

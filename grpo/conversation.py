@@ -85,7 +85,7 @@ class Conversations:
 
         Raises ValueError if an opening is longer than `max_tokens`: it cannot be cut without cutting an image.
         """
-        blocks = [self._policy.chat.first_turn(o.text, self._grids(o)) for o in observations]
+        blocks = [self._policy.chat.first_turn(o.text, self._grids(o), o.before) for o in observations]
         needed = max(map(len, blocks))
         if needed > max_tokens:
             raise ValueError(

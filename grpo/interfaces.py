@@ -14,6 +14,17 @@ from typing import Any, ClassVar
 from grpo.types import Observation, Outcome, Split, Task, Transcript
 
 
+class DataError(ValueError):
+    """What an env reads is missing or wrong. `faults`: (the env's key, a sentence) for each thing to repair."""
+
+    def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(f"{key}: {problem}" for key, problem in faults))
+        self.faults = tuple(faults)
+
+    def __reduce__(self) -> tuple[type[DataError], tuple[Any, ...]]:
+        return DataError, (self.faults,)
+
+
 class Env(ABC):
     """A source of tasks, and of episodes for them. Stateless: safe to share and to send to a worker."""
 
@@ -26,8 +37,9 @@ class Env(ABC):
     def tasks(self, split: Split, count: int, seed: int) -> Sequence[Task]:
         """`count` tasks, a function of the arguments alone.
 
-        In the held-out splits they are distinct for as long as the split has distinct ones, and no task of one
-        split (by content, not by name) occurs in another.
+        In the held-out splits they are distinct for as long as the split has distinct ones (an env that reads its
+        tasks may then return fewer), and no task of one split (by content, not by name) occurs in another.
+        Raises DataError.
         """
 
     @abstractmethod

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from grpo import config
 from grpo.faults import ConfigError, Fault
-from grpo.interfaces import Env
+from grpo.interfaces import DataError, Env
 from grpo.layout import layout
 from grpo.schema import LocalCluster, LocalEngine, RunConfig
 from grpo.types import SPLITS, Split, Task
@@ -87,12 +87,17 @@ def reach(env: Env, tasks: Sequence[Task]) -> Ceiling | None:
 
 
 def ceilings(run: RunConfig) -> Mapping[Split, Ceiling | None]:
-    """{split: its ceiling}. Raises ConfigError if nothing can be solved, or if the env cannot be played yet."""
+    """{split: its ceiling}.
+
+    Raises ConfigError if nothing can be solved, if the env cannot be played yet, or if the data that it reads is wrong.
+    """
     env = config.build_env(run)
     try:
         found: dict[Split, Ceiling | None] = {split: ceiling(env, split, run.runtime.seed) for split in SPLITS}
     except NotImplementedError as error:
         raise ConfigError([Fault(key="env", problem=str(error))]) from error
+    except DataError as error:
+        raise ConfigError([Fault(key=f"env.{key}", problem=problem) for key, problem in error.faults]) from error
     for split, reach in found.items():
         if reach is not None and reach.solvable == 0:
             told = f"max_turns={run.env.max_turns} is below the shortest possible solution of every {split} task"

@@ -7,10 +7,12 @@ the policy writes never raises.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from grpo.interfaces import Env, Episode
-from grpo.types import Observation, StopReason, Task, Transcript, Turn
+from grpo.types import Observation, Outcome, StopReason, Task, Transcript, Turn
 
 log = logging.getLogger(__name__)
 
@@ -63,5 +65,32 @@ class Play:
 
 
 def begin(env: Env, task: Task, sample: int) -> Play:
-    episode = env.episode(task)
-    return Play(task=task, sample=sample, episode=episode, observation=episode.observe())
+    """Never raises: an episode that cannot begin ends as an error with its first reply, like one that breaks later."""
+    try:
+        episode = env.episode(task)
+        return Play(task=task, sample=sample, episode=episode, observation=episode.observe())
+    except Exception as error:
+        broken = _Broken(error)
+        return Play(task=task, sample=sample, episode=broken, observation=broken.observe())
+
+
+class _Broken(Episode):
+    """Stands in for an episode that could not begin, so that its siblings and neighbours are played as ever."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def observe(self) -> Observation:
+        return Observation(text="?", images=())
+
+    def state(self) -> Mapping[str, Any]:
+        raise self._error
+
+    def act(self, reply: str) -> Outcome:
+        raise self._error
+
+    def expert(self) -> str | None:
+        return None
+
+    def text(self) -> str:
+        return str(self._error)

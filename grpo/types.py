@@ -39,12 +39,22 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Message:
+    """Something said before the first turn: the system's instructions, or an example of how to answer."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """What the model is shown in one turn: text first, then the images."""
 
     text: str
     images: tuple[np.ndarray, ...]
     """Each uint8, height x width x 3 (RGB), read-only. May be empty."""
+    before: tuple[Message, ...] = ()
+    """What comes before it; only a first observation may have any."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ def demonstrate(
     episode = env.episode(task)
     observation = episode.observe()
     grids = tuple(vision.grid(image) for image in observation.images)
-    token_ids = list(chat.first_turn(observation.text, grids))
+    token_ids = list(chat.first_turn(observation.text, grids, observation.before))
     mask = [False] * len(token_ids)
     images = list(observation.images)
     for turn in range(env.max_turns):

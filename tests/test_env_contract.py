@@ -47,8 +47,8 @@ def test_an_env_that_cannot_be_played_yet_says_so_in_a_sentence(option: str) -> 
         built(option).tasks("train", 1, seed=0)
 
 
-def test_mazes_can_be_played() -> None:
-    assert {"maze_2d_mini", "maze_2d_easy", "maze_2d_hard"} <= set(PLAYABLE)
+def test_mazes_and_manifests_can_be_played() -> None:
+    assert {"maze_2d_mini", "maze_2d_easy", "maze_2d_hard", "manifest"} <= set(PLAYABLE)
 
 
 def test_tasks_follow_from_split_count_and_seed_and_are_plain_data(env: Env) -> None:
@@ -84,7 +84,7 @@ def test_the_expert_solves_in_the_fewest_turns_and_nobody_acts_after_the_end(env
     episode, turns, outcome = env.episode(task), 0, None
     while outcome is None or not outcome.done:
         reply = episode.expert()
-        assert reply in env.expert_replies
+        assert not env.expert_replies or reply in env.expert_replies
         outcome, turns = episode.act(reply or ""), turns + 1
     assert outcome.solved
     assert turns == env.min_turns(task)

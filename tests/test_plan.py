@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import configs
 import pytest
@@ -97,8 +98,19 @@ def test_what_cannot_run_yet_is_named(option: str) -> None:
     assert option in fault.problem
 
 
-@pytest.mark.parametrize("option", ["env=visgym", "env=manifest"])
+@pytest.mark.parametrize("option", ["env=visgym"])
 def test_an_env_that_cannot_be_played_yet_is_refused_with_its_sentence(option: str) -> None:
     (run,) = configs.typed([option])
     with pytest.raises(ConfigError, match=f"{option} can be composed and checked, but not run yet"):
         plan.ceilings(run)
+
+
+def test_every_fault_of_the_data_is_told_with_its_key_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1?", "answer": "two", "kind": "number"}\nno json\n')
+    run = configs.typed(["env=manifest", f"env.train_manifest={tmp_path}/train.jsonl", "env.eval_manifest=/none.jsonl"])
+    with pytest.raises(ConfigError) as caught:
+        plan.ceilings(run[0])
+    assert [fault.key for fault in caught.value.faults] == ["env.train_manifest"] * 2 + ["env.eval_manifest"]
+    assert str(caught.value.faults[0]).startswith(
+        "env.train_manifest: line 1: answer: the reference 'two' is no number"
+    )

@@ -51,7 +51,8 @@ class SkyrlEnv(BaseTextEnv):
         return self._play.observation
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
-        return [message(self.observation)], {}
+        earlier = [{"role": said.role, "content": said.text} for said in self.observation.before]
+        return [*earlier, message(self.observation)], {}
 
     def step(self, action: str, completion_tokens: int = 0) -> BaseTextEnvStepOutput:
         """Act on a reply as the model wrote it, end marker included; without the marker it was cut.

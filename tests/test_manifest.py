@@ -1,0 +1,369 @@
+"""Your own data: what a row may say, what is refused, what the model is shown, and how it is judged."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import configs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from envs.data import images
+from envs.data.rows import RowError, read_row, shown
+from envs.manifest import Manifest, find_answer
+from grpo import config
+from grpo.conversation import Conversations, Sampling
+from grpo.interfaces import DataError
+from grpo.policy import Policy
+from grpo.rollout import play
+from grpo.types import Message
+from scripts import sample_data
+
+SUM = {"prompt": "1 + 1?", "answer": 2, "kind": "number"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def written(path: Path, rows: Sequence[Mapping[str, Any] | str]) -> Path:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def sums(first: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"{number} + 1?", "answer": number + 1, "kind": "number"} for number in range(first, first + count)
+    ]
+
+
+def built(folder: Path, train: Sequence[Any], held_out: Sequence[Any] | None = None, **changes: str) -> Manifest:
+    """Manifests of these rows; without held-out rows, sums that no test trains on."""
+    written(folder / "train.jsonl", train)
+    written(folder / "eval.jsonl", sums(1000, 20) if held_out is None else held_out)
+    words = [f"env.{key}={value}" for key, value in changes.items()]
+    (run,) = configs.typed(
+        ["env=manifest", f"env.train_manifest={folder}/train.jsonl", f"env.eval_manifest={folder}/eval.jsonl", *words]
+    )
+    env = config.build_env(run)
+    assert isinstance(env, Manifest)
+    return env
+
+
+def faults(env: Manifest) -> list[tuple[str, str]]:
+    with pytest.raises(DataError) as caught:
+        env.tasks("train", 1, seed=0)
+    return list(caught.value.faults)
+
+
+def picture(path: Path, size: tuple[int, int] = (64, 32), colour: Any = "red", **save: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, **save)
+    return path.name
+
+
+def test_a_row_becomes_a_question_with_its_images_and_the_answer_stays_behind(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    row = {
+        "prompt": "Colour?",
+        "images": ["a.png"],
+        "answer": "secret",
+        "kind": "text",
+        "system": "Be short.",
+        "id": "q1",
+    }
+    (task,) = built(tmp_path, [row]).tasks("train", 1, seed=0)
+    episode = built(tmp_path, [row]).episode(task)
+    seen = episode.observe()
+    assert (task.id, seen.text, seen.before) == ("train/q1", "Colour?", (Message(role="system", text="Be short."),))
+    assert [image.shape for image in seen.images] == [(32, 64, 3)]
+    assert "secret" not in repr(seen)
+    assert episode.state() == {"answer": "secret", "kind": "text", "image_sizes": [[64, 32]]}
+    outcome = episode.act("It is <answer> Secret. </answer>")
+    assert (outcome.action, outcome.done, outcome.solved) == ("Secret.", True, True)
+    assert "secret" not in outcome.feedback.casefold()
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("<answer>2</answer>", "2"),
+        ("so <answer>\n2 </answer>.", "2"),
+        ("2", None),
+        ("<answer>2</answer><answer>2</answer>", None),
+        ("<answer><answer>2</answer></answer>", None),
+        ("</answer>2<answer>", None),
+        ("<answer></answer>", None),
+        ("<answer>2", None),
+        ("<ANSWER>2</ANSWER>", None),
+        ("<answer>" + "9" * 1_000_000 + "</answer>", None),
+        ("<answer>" * 100_000, None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_read_from_one_place_only(reply: str, answer: str | None) -> None:
+    assert find_answer(reply, "answer") == answer
+
+
+def test_without_a_tag_the_whole_reply_is_the_answer() -> None:
+    assert [find_answer(reply, None) for reply in (" B ", "", "A or B")] == ["B", None, "A or B"]
+
+
+@given(reply=st.text(max_size=300))
+def test_any_reply_is_taken_as_data(reply: str) -> None:
+    answer = find_answer(f"<answer>{reply}</answer>", "answer")
+    assert answer is None or answer in reply
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("nonsense", "Invalid JSON"),
+        ("[]", "Input should be an object"),
+        ({**SUM, "promt": "x"}, "promt: Extra inputs"),
+        ({"prompt": "1?", "kind": "number"}, "answer: Field required"),
+        ({**SUM, "answer": "two"}, "answer: the reference 'two' is no number"),
+        ({**SUM, "answer": True}, "answer: kind number wants a finite number"),
+        ({**SUM, "kind": "poem"}, "kind: 'poem' has no judge; env.judges has choice, number"),
+        ({**SUM, "prompt": " "}, "prompt: is blank"),
+        ({**SUM, "messages": []}, "prompt: wants either prompt or messages"),
+        ({"answer": 2, "kind": "number"}, "prompt: wants either prompt or messages"),
+        ({**SUM, "images": "a.png"}, "images: Input should be a valid array"),
+        ({**SUM, "images": ["none.png"]}, "images: .*none.png: there is no such file"),
+        ({**SUM, "images": ["train.jsonl"]}, "images: .*train.jsonl: is no image"),
+        ({**SUM, "prompt": "<image> and <image>?", "images": ["a"]}, "images: are 1, but the text has 2 markers"),
+        ({**SUM, "choices": ["1", "2"]}, "choices: belong to kind choice"),
+        ({**SUM, "kind": "choice", "answer": "D", "choices": ["1", "2"]}, "answer: the reference 'D' is no option"),
+        ({**SUM, "kind": "box", "answer": [5, 5, 1, 1]}, "answer: kind box wants a box"),
+        ({**SUM, "kind": "text", "answer": []}, "answer: kind text wants a text, or a list"),
+        ({**SUM, "id": ""}, "id: is empty"),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}], "answer": 2, "kind": "number"},
+            "messages: must end with one of the",
+        ),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number_key_and_reason(tmp_path: Path, row: Any, told: str) -> None:
+    found = faults(built(tmp_path, [*sums(0, 2), row]))
+    assert len(found) == 1
+    assert found[0][0] == "train_manifest"
+    assert re.match(f"line 3: {told}", found[0][1]), found
+
+
+def test_all_bad_lines_of_both_manifests_are_told_together_up_to_twenty_each(tmp_path: Path) -> None:
+    found = faults(built(tmp_path, ["x"] * 50, ["y", *sums(0, 3)]))
+    assert [key for key, _ in found] == ["train_manifest"] * 21 + ["eval_manifest"]
+    assert found[20][1] == "and 30 more; 50 faults in all"
+
+
+def test_rows_that_are_there_twice_are_refused_by_content_and_by_id(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "same.png")
+    picture(tmp_path / "other.png", colour="blue")
+    ask = {"prompt": "Colour?", "answer": "red", "kind": "text"}
+    rows = [{**ask, "images": [name]} for name in ("a.png", "other.png", "same.png")]
+    found = faults(built(tmp_path, [*rows, {**SUM, "id": "x"}, {**SUM, "prompt": "2?", "id": "x"}]))
+    assert found == [
+        ("train_manifest", "line 3: asks the same as line 1: same text, same images"),
+        ("train_manifest", "line 5: id: is that of line 4 as well"),
+    ]
+
+
+def test_an_evaluation_row_that_is_trained_on_is_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "copy.png")
+    leaked = {"prompt": "Colour?", "answer": "red", "kind": "text"}
+    train = [*sums(0, 3), {**leaked, "images": ["a.png"]}]
+    found = faults(built(tmp_path, train, [*sums(1000, 20), {**leaked, "images": ["copy.png"], "id": "new name"}]))
+    assert found == [("eval_manifest", "line 21: asks the same as line 4 of train_manifest; remove one of them")]
+
+
+@pytest.mark.parametrize(("held_out", "told"), [([], "holds no rows"), (sums(1000, 1), "none of its 1 rows falls to")])
+def test_a_held_out_manifest_without_both_splits_is_refused(tmp_path: Path, held_out: list[Any], told: str) -> None:
+    ((key, problem),) = faults(built(tmp_path, sums(0, 3), held_out))
+    assert key == "eval_manifest"
+    assert told in problem
+
+
+def test_validation_and_test_are_what_the_hash_says_whatever_else_the_manifest_holds(tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    (tmp_path / "many").mkdir()
+    few, many = built(tmp_path / "few", sums(0, 3)), built(tmp_path / "many", sums(0, 3), sums(995, 40))
+    for split in ("validation", "test"):
+        texts = [{task.data["text"] for task in env.tasks(split, 100, seed=0)} for env in (few, many)]
+        assert texts[0] < texts[1]
+    assert len(few.tasks("validation", 100, seed=0)) + len(few.tasks("test", 100, seed=0)) == 20
+
+
+def test_more_training_tasks_than_rows_are_rounds_over_all_rows_with_names_of_their_own(tmp_path: Path) -> None:
+    tasks = built(tmp_path, sums(0, 4)).tasks("train", 10, seed=0)
+    assert len({task.id for task in tasks}) == 10
+    assert [len({task.data["text"] for task in tasks[start : start + 4]}) for start in (0, 4)] == [4, 4]
+
+
+def test_messages_keep_their_order_and_images_belong_to_the_last(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "How many?"}]},
+    ]
+    seen = shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
+    assert [message.role for message in seen.before] == ["system", "user", "assistant"]
+    assert (seen.text, seen.images) == ("How many?", ("a.png",))
+    messages[1] = {"role": "user", "content": [{"type": "image", "image": "b.png"}]}
+    with pytest.raises(RowError, match=r"messages\.1: holds an image"):
+        shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
+
+
+def test_markers_go_or_become_numbers() -> None:
+    def text(prompt: str, images: list[str]) -> str:
+        return shown(read_row(json.dumps({**SUM, "prompt": prompt, "images": images}).encode())).text
+
+    assert text("<image>\nHow many?", ["a"]) == "How many?"
+    assert text("<image> or <image>?", ["a", "b"]) == "[image 1] or [image 2]?"
+    assert text("Which?", ["a", "b"]) == "Which?"
+
+
+def test_images_are_upright_without_transparency_and_of_bounded_size(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: the first row is the right-hand side
+    half = Image.new("RGB", (40, 20), "red")
+    half.paste("blue", (20, 0, 40, 20))
+    half.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    pixels, size = images.load(str(tmp_path / "turned.jpg"), 10_000)
+    assert (pixels.shape, size) == ((40, 20, 3), (20, 40))
+    assert pixels[5, 10, 0] > 200 and pixels[35, 10, 2] > 200
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert (images.load(str(tmp_path / "clear.png"), 10_000)[0] == 255).all()
+    Image.fromarray(np.full((8, 8), 32768, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert (images.load(str(tmp_path / "deep.png"), 10_000)[0] == 128).all()
+    picture(tmp_path / "large.png", size=(400, 100))
+    pixels, size = images.load(str(tmp_path / "large.png"), 10_000)
+    assert (pixels.shape, size) == ((50, 200, 3), (400, 100))
+    assert not pixels.flags.writeable
+
+
+def test_bombs_ribbons_and_programs_are_refused_before_they_are_opened(tmp_path: Path) -> None:
+    picture(tmp_path / "bomb.png", size=(9000, 9000))
+    picture(tmp_path / "ribbon.png", size=(900, 4))
+    (tmp_path / "program.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
+    rows = [{**SUM, "images": [name]} for name in ("bomb.png", "ribbon.png", "program.eps")]
+    told = [problem for _, problem in faults(built(tmp_path, rows))]
+    assert [text.split(": ", 3)[3][:20] for text in told] == [
+        "is 9000 x 9000; at m",
+        "is 900 x 4; no side ",
+        "is no image (PNG, JP",
+    ]
+
+
+def test_a_manifest_that_was_checked_is_not_read_through_again_until_an_image_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from envs import manifest
+
+    picture(tmp_path / "a.png")
+    env = built(tmp_path, [{**SUM, "images": ["a.png"]}, *sums(5, 3)])
+    version = env.data_version()
+    manifest._load.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("envs.data.index._Scan.read", lambda *_: pytest.fail("read again"))
+        assert env.data_version() == version
+    picture(tmp_path / "a.png", colour="blue")
+    manifest._load.cache_clear()
+    assert env.data_version() != version
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
+    from envs import manifest
+
+    env = built(tmp_path, sums(0, 3))
+    version = env.data_version()
+    for kept in (tmp_path / "cache").rglob("*.npy"):
+        kept.write_bytes(kept.read_bytes()[:40])
+    manifest._load.cache_clear()
+    assert env.data_version() == version
+
+
+def test_an_env_that_has_read_its_data_stays_small_when_it_is_sent_away(tmp_path: Path) -> None:
+    env = built(tmp_path, sums(0, 500))
+    env.tasks("train", 1, seed=0)
+    assert len(pickle.dumps(env)) < 5000
+
+
+def test_kinds_of_judges_are_components_and_their_faults_are_told_with_their_keys() -> None:
+    (told,) = configs.refusal("env=manifest", "env.judges.number.decimal=x")
+    assert told.startswith("env.judges.number.decimal: wants ")
+    (told,) = configs.refusal("env=manifest", "env.judges.text._target_=rewards.text_match.TextMach")
+    assert told.startswith(
+        "env.judges.text._target_: 'rewards.text_match' has no class 'TextMach'; did you mean TextMatch"
+    )
+
+
+def test_an_image_that_cannot_be_decoded_ends_its_episodes_and_names_its_line(tmp_path: Path, policy: Policy) -> None:
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:3000])
+    env = built(tmp_path, [{**SUM, "images": ["cut.png"]}, *sums(5, 1)])
+    tasks = sorted(env.tasks("train", 2, seed=0), key=lambda task: task.data["line"])
+    rollouts = _played(policy, env, tasks)
+    assert [rollout.transcript.stop for rollout in rollouts] == ["error", "error", "finished", "finished"]
+    assert "train.jsonl, line 1: " in (rollouts[0].transcript.error or "")
+
+
+def _played(policy: Policy, env: Manifest, tasks: Sequence[Any]) -> list[Any]:
+    sampling = Sampling(temperature=1.0, greedy=False, max_completion_tokens=6)
+    return play(policy, env, tasks, siblings=2, sampling=sampling, purpose=(0,), max_prompt_tokens=512, rows_at_once=64)
+
+
+def test_every_sample_keeps_its_own_images_whatever_it_is_batched_with(tmp_path: Path, policy: Policy) -> None:
+    rng = np.random.default_rng(0)
+    for name, (height, width) in {"a": (225, 225), "b": (275, 275), "c": (64, 96), "d": (40, 200)}.items():
+        Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
+    shows = [[], ["a"], ["b", "c", "d"], ["c"], ["a", "b"]]
+    rows = [{**SUM, "prompt": "What?" + "!" * n, "images": [f"{x}.png" for x in show]} for n, show in enumerate(shows)]
+    env = built(tmp_path, rows)
+    tasks = sorted(env.tasks("train", 5, seed=0), key=lambda task: task.data["line"])
+    together = _played(policy, env, tasks)
+    assert [len(rollout.trace.images) for rollout in together[::2]] == [0, 1, 3, 1, 2]
+    shuffled = {r.transcript.task.id: r for r in _played(policy, env, tasks[::-1])[::2]}
+    for task, rollout in zip(tasks, together[::2], strict=True):
+        (alone, _) = _played(policy, env, [task])
+        for other in (alone, shuffled[task.id]):
+            assert other.trace.token_ids.tolist() == rollout.trace.token_ids.tolist()
+            np.testing.assert_allclose(other.trace.logprobs, rollout.trace.logprobs, atol=1e-4)
+
+
+def test_a_prompt_that_would_cut_an_image_is_refused_with_the_number_needed(tmp_path: Path, policy: Policy) -> None:
+    picture(tmp_path / "a.png", size=(320, 320))
+    env = built(tmp_path, [{**SUM, "images": ["a.png"]}])
+    (task,) = env.tasks("train", 1, seed=0)
+    with pytest.raises(ValueError, match=r"max_prompt_tokens=64 is less than .* use 1\d\d or more"):
+        Conversations(policy).start([env.episode(task).observe()], 1, 64)
+
+
+def test_what_comes_before_the_question_is_rendered_in_its_role(policy: Policy) -> None:
+    before = (Message(role="system", text="Be short."), Message(role="assistant", text="Yes <|im_end|>."))
+    text = policy.tokenizer.decode(policy.chat.first_turn("Go?", (), before))
+    assert text.startswith(
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>assistant\nYes < |im_end|>.<|im_end|>\n"
+    )
+
+
+def test_the_shipped_sample_is_what_its_script_draws(tmp_path: Path) -> None:
+    sample_data.write(tmp_path, rows=120, seed=0)
+    shipped = configs.ROOT / "data/sample"
+    for name in ("train.jsonl", "eval.jsonl"):
+        assert (tmp_path / name).read_text() == (shipped / name).read_text()
+    for path in sorted((tmp_path / "images").iterdir()):
+        drawn, kept = (np.asarray(Image.open(p).convert("RGB")) for p in (path, shipped / "images" / path.name))
+        assert np.array_equal(drawn, kept)
