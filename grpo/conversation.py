@@ -219,13 +219,7 @@ class Conversations:
         """A token of each row and its log-probability at the sampling temperature."""
         scores_BV = self._policy.scores(self._hidden_BH, sampling.temperature)
         log_BV = scores_BV.log_softmax(dim=-1)
-        if sampling.greedy:
-            token_B = log_BV.argmax(dim=-1)
-        else:
-            # Inverse of the cumulative distribution; in float64 so that a vocabulary of 150,000 loses no mass.
-            cumulative_BV = log_BV.exp().double().cumsum(dim=-1)
-            target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
-            token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1)
+        token_B = log_BV.argmax(dim=-1) if sampling.greedy else drawn(log_BV, uniform_B)
         return token_B, log_BV.gather(1, token_B[:, None]).squeeze(1)
 
     def _finish_reply(self, row: _Row, token_ids: list[int], logprobs: list[float]) -> Reply:
@@ -234,6 +228,14 @@ class Conversations:
         row.position += len(token_ids)
         truncated = token_ids[-1] != self._policy.chat.end_token
         return Reply(text=self._policy.chat.decode(token_ids), token_ids=tuple(token_ids), truncated=truncated)
+
+
+def drawn(log_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """A token of each row by the inverse of its cumulative distribution, from one uniform number in [0, 1) each."""
+    # In float64, so that a vocabulary of 150,000 loses no mass.
+    cumulative_BV = log_BV.exp().double().cumsum(dim=-1)
+    target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None]
+    return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1)
 
 
 class ColumnCache(Cache):

@@ -13,10 +13,11 @@ import torch
 from conftest import model
 
 from envs.maze_2d import Maze2D
+from grpo.conversation import Sampling
 from grpo.policy import load_policy
 from grpo.schema import NoAdapter
 from scripts import benchmark
-from scripts.benchmarks import maze, measure, rollouts, step
+from scripts.benchmarks import maze, measure, plain_rollouts, rollouts, step
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,14 +48,32 @@ def test_every_step_on_a_new_maze_draws_a_frame_and_a_random_walk_draws_few() ->
     assert drawn["walk_steps"] <= 31 / 500
 
 
-def test_kept_cache_and_whole_history_choose_the_same_actions() -> None:
+@pytest.mark.parametrize(("greedy", "siblings"), [(True, 1), (False, 3)])
+def test_kept_cache_and_whole_history_play_the_same_episodes(greedy: bool, siblings: int) -> None:
     env = Maze2D(size=7, max_turns=4, cell_pixels=16, aligned=True, random_rooms=0.0, instructions="brief")
-    tasks = env.tasks("test", 3, seed=0)
     policy = load_policy(model(), NoAdapter(type="none"), device=torch.device("cpu"), seed=0)
-    kept = rollouts.play_kept(policy, env, tasks, 12)
-    plain = rollouts.play_plain(policy, env, tasks, 12)
+    work = {
+        "siblings": siblings,
+        "sampling": Sampling(temperature=1.0, greedy=greedy, max_completion_tokens=12),
+        "purpose": ("test",),
+    }
+    kept = rollouts.play_kept(policy, env, env.tasks("test", 3, seed=0), **work)
+    plain = plain_rollouts.play_plain(policy, env, env.tasks("test", 3, seed=0), **work)
     assert kept.actions == plain.actions
+    assert kept.token_ids == plain.token_ids
     assert kept.tokens == plain.tokens > 0
+    assert all(seconds > 0 for seconds in plain.parts.values())
+
+
+def test_sides_that_played_other_episodes_are_not_compared() -> None:
+    def played(*actions: list[str | None]) -> measure.Played:
+        spent = measure.Spent(wall=1.0, cpu=1.0)
+        return measure.Played(actions=actions, token_ids=[[1] for _ in actions], tokens=3, spent=spent, parts={})
+
+    runs = {"ours": [played(["left"], ["up"])], "plain": [played(["left"], ["down"])]}
+    with pytest.raises(RuntimeError, match="greedy: 1 of 2 episodes with the same actions"):
+        rollouts.agreement("greedy", runs, 0.0)
+    assert rollouts.agreement("sampled", runs, 0.5).endswith("2 turns, 3 tokens")
 
 
 def test_a_step_is_measured_without_trl_and_says_how_to_get_it() -> None:

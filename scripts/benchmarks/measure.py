@@ -67,6 +67,20 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Played:
+    """Episodes that one side of the rollout benchmark played."""
+
+    actions: Sequence[Sequence[str | None]]
+    token_ids: Sequence[Sequence[int]]
+    """Of each whole conversation, its last reply included."""
+    tokens: int
+    """Sampled."""
+    spent: Spent
+    parts: Mapping[str, float]
+    """CPU seconds of named parts of the work."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished:
     """A command that ran to its end, its child processes included."""
 
