@@ -20,6 +20,7 @@ from rich.console import Console
 from grpo import cli, cli_view, config, lock
 from grpo.faults import ConfigError
 from grpo.files import DiskError
+from grpo.redact import hide
 from launchers import table
 
 ROOT = Path(__file__).resolve().parent
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             code = _hydra(command)
         return max(code, table.finish(folder, console)) if command.sweep and code != 2 else code
     except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{hide(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -69,13 +70,13 @@ def _hydra(command: cli.Command) -> int:
             folder = Path(HydraConfig.get().runtime.output_dir)
             return run(config.parse(config.plain(composed)), folder, command.typed)
         except ConfigError as error:
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{hide(str(error))}\n")
             raise SystemExit(2) from error
         except DiskError as error:
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{hide(str(error))}\n")
             raise SystemExit(1) from error
         except Exception as error:
-            traceback.print_exc()
+            sys.stderr.write(hide(traceback.format_exc()))
             raise SystemExit(1) from error
 
     typed = sys.argv

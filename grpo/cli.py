@@ -10,15 +10,16 @@ import errno
 import json
 import os
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import OmegaConf
 
-from grpo import compose, config, plan, resume
+from grpo import compose, config, plan, redact, resume
 from grpo.compose import Source, Trial
 from grpo.faults import ConfigError, Fault
 from grpo.files import write_text
@@ -112,6 +113,8 @@ def _check(
     typed: Sequence[str], hydra_loader: ConfigLoader, source: Source, *, sweep: bool
 ) -> tuple[list[str], list[Trial]]:
     """The words for Hydra and the trials they make. Raises ConfigError with the faults of words and trials together."""
+    # Before anything that might tell a value.
+    _refuse_secrets((word.partition("=")[0].lstrip("+~"), word.partition("=")[2].strip("'\"")) for word in typed)
     overrides, faults = compose.parse_words(typed, hydra_loader)
     words, more = compose.normalised(overrides, hydra_loader, sweep=sweep)
     faults += more
@@ -119,7 +122,14 @@ def _check(
     trials, more = compose.trials(hydra_loader, source.name, [*in_config, *words])
     if faults or more:
         raise ConfigError([*faults, *more])
+    _refuse_secrets(pair for trial in trials for pair in config.leaves(trial.run.model_dump(by_alias=True)))
     return words, trials
+
+
+def _refuse_secrets(values: Iterable[tuple[str, Any]]) -> None:
+    faults = redact.secret_faults(values)
+    if faults:
+        raise ConfigError(faults)
 
 
 def _swept_by_config(hydra_loader: ConfigLoader, source: Source, words: Sequence[str]) -> list[str]:

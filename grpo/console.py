@@ -7,6 +7,7 @@ output is no terminal.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from grpo.alarms import Alarm
+from grpo.redact import hide
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,8 @@ class Console:
     @contextmanager
     def logging_to(self, file: Path) -> Iterator[None]:
         """Within this context the project's log records are printed and appended to `file`."""
-        written = logging.FileHandler(file)
-        written.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        written = _Written(file)
+        written.setFormatter(_Safe("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger = logging.getLogger("grpo")
         logger.setLevel(logging.INFO)
         handlers = (written, _Printed(self._rich))
@@ -99,6 +101,21 @@ class Console:
         self._rich.print(table)
 
 
+class _Safe(logging.Formatter):
+    """Writes records, tracebacks included, without the environment's secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide(super().format(record))
+
+
+class _Written(logging.FileHandler):
+    """Appends records to a file, and stays silent where the disk takes nothing: the run's next record will say it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 class _Printed(logging.Handler):
     """Prints records above a bar that may be running."""
 
@@ -109,4 +126,4 @@ class _Printed(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # An exception is told once, by whoever ends the program; its trace is in the file.
         if record.exc_info is None:
-            self._to.print(record.getMessage(), highlight=False, markup=False, soft_wrap=True)
+            self._to.print(hide(record.getMessage()), highlight=False, markup=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo import config
 from grpo.paths import model_path
+from grpo.redact import hide_in_code
 from grpo.schema import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +45,10 @@ def record(components: Mapping[str, object], base: Path | None, seed: int) -> di
     `components` are the built env and reward terms under their config keys; `base` is the model's folder, None for a
     model that is named by hub id.
     """
+    changes = _git("diff", "HEAD")
     return {
         "commit": _git("rev-parse", "HEAD"),
-        "dirty_diff": _git("diff", "HEAD"),
+        "dirty_diff": None if changes is None else hide_in_code(changes),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "packages": packages(),

@@ -22,6 +22,7 @@ from PIL import Image
 
 from grpo.files import sync, write_text, writing
 from grpo.interfaces import Tracker
+from grpo.redact import hide
 from grpo.wandb_tracker import WandbTracker
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def rollout_row(
         "sample": rollout.sample,
         "solved": transcript.solved,
         "stop": transcript.stop,
-        "error": transcript.error,
+        "error": None if transcript.error is None else hide(transcript.error),
         "total": score.total,
         "terms": dict(score.terms),
         "advantage": advantage,
