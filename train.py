@@ -17,11 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from grpo import cli, cli_view, config, lock
+from grpo import cli, cli_view, config, lock, plan
 from grpo.faults import ConfigError
 from grpo.files import DiskError
 from grpo.redact import hide
-from launchers import table
+from launchers import clusters, table
 
 ROOT = Path(__file__).resolve().parent
 CONF = ROOT / "conf"
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
             return _hydra(command)
         if command.dry:
             cli_view.show_plan(command, cli.reach(command), console)
+            _show_cluster(command, console)
             return 0
         cli.refuse_unavailable(command)
         cli_view.show_warnings(command, cli.reach(command), console)
@@ -56,6 +57,12 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 1
+
+
+def _show_cluster(command: cli.Command, console: Console) -> None:
+    if command.folder is not None and not any(plan.blockers(trial.run) for trial in command.trials):
+        told = clusters.preview([trial.run for trial in command.trials], command.folder)
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _hydra(command: cli.Command) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from grpo import compose, config, plan, redact, resume
@@ -72,14 +73,18 @@ def read(flags: Namespace, arguments: Sequence[str], conf: Path) -> Command:
         shown = ("--cfg", flags.cfg, *(("--resolve",) if flags.resolve else ()))
         package = ("--package", flags.package) if flags.package else ()
         return _shown((*shown, *package, *at_source, *extra, *words), typed)
-    folder = _folder(hydra_loader, source, words, trials, sweep=flags.multirun)
-    key = "hydra.sweep.dir" if flags.multirun else "hydra.run.dir"
-    mode = ("--multirun",) if flags.multirun else ()
+    sweep = flags.multirun or _sent(hydra_loader, source, words, trials[0].run)
+    faults = list(_cluster_faults(trials))
+    if faults:
+        raise ConfigError(faults)
+    folder = _folder(hydra_loader, source, words, trials, sweep=sweep)
+    key = "hydra.sweep.dir" if sweep else "hydra.run.dir"
+    mode = ("--multirun",) if sweep else ()
     return Command(
         arguments=(*mode, *at_source, *extra, *words, f"{key}={compose.quoted(str(folder))}"),
         typed=typed,
         trials=tuple(trials),
-        sweep=flags.multirun,
+        sweep=sweep,
         dry=trials[0].run.dry_run,
         folder=folder,
         prepared=folder == source.folder,
@@ -132,6 +137,25 @@ def _refuse_secrets(values: Iterable[tuple[str, Any]]) -> None:
         raise ConfigError(faults)
 
 
+def _sent(hydra_loader: ConfigLoader, source: Source, words: Sequence[str], run: RunConfig) -> bool:
+    """Whether the command goes through the launcher without -m: conf/cluster/ says so with hydra.mode.
+
+    A saved config has no hydra section; its cluster decides, unless hydra.mode=RUN asks for a run in this process.
+    """
+    mode = compose.composed(hydra_loader, source.name, words).hydra.mode
+    return run.cluster.name != "local" if mode is None else mode == RunMode.MULTIRUN
+
+
+def _cluster_faults(trials: Sequence[Trial]) -> Iterator[Fault]:
+    """A launcher serves one cluster; presets could otherwise smuggle in a second one."""
+    first = trials[0].run.cluster
+    for trial in trials:
+        if trial.run.cluster != first:
+            told = f"is chosen once for a whole sweep, but {' '.join(trial.swept)} changes it"
+            yield Fault(key="cluster", problem=f"{told}; start a sweep of its own for that")
+            return
+
+
 def _swept_by_config(hydra_loader: ConfigLoader, source: Source, words: Sequence[str]) -> list[str]:
     """Sweeps that the config itself asks for (hydra.sweeper.params)."""
     fixed = [word for word in words if word.startswith("hydra")]
@@ -150,6 +174,12 @@ def _folder(
     if resumed is None:
         section = compose.composed(hydra_loader, source.name, words, sweep=sweep).hydra
         on_error = OmegaConf.select(section, "launcher.on_error")
+        ours = "grpo_launcher" in str(OmegaConf.select(section, "launcher._target_"))
+        if sweep and not ours and trials[0].run.cluster.name != "local":
+            told = (
+                f"cluster={trials[0].run.cluster.name} is served by hydra/launcher=grpo alone; leave the launcher out"
+            )
+            raise ConfigError([Fault(key="hydra/launcher", problem=told)])
         if on_error not in (None, "continue", "stop"):
             problem = f"wants 'continue' or 'stop', got {on_error!r}"
             raise ConfigError([Fault(key="hydra.launcher.on_error", problem=problem)])

@@ -69,6 +69,7 @@ def _module_names(targets: object) -> list[str] | str:
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class ModelConfig(Strict):
@@ -190,21 +191,63 @@ class LocalCluster(Strict):
     gpus_per_node: Positive
 
 
-class RayCluster(Strict):
+class SentCluster(Strict):
+    """A cluster that trials are sent to, and how a sweep deals with it."""
+
+    max_concurrent: Positive
+    """Trials at once; the others wait in the launcher."""
+    retries: NotNegative
+    """Further attempts after a failure that was not the trial's own (preemption, lost node, broken connection)."""
+    on_interrupt: Literal["stop", "detach"]
+    start_minutes: PositiveFloat
+    """How long an attempt may wait to start, and the cluster to answer."""
+    stall_minutes: PositiveFloat
+    """Without a new line of output or a heartbeat for so long, a running attempt counts as stalled."""
+    on_stall: Literal["warn", "retry"]
+
+
+def _no_secret_names(variables: dict[str, str]) -> dict[str, str]:
+    for name in variables:
+        if re.search(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", name, re.IGNORECASE):
+            raise ValueError(
+                f"{name} looks like a secret, and whoever reaches the cluster's API can read a job's variables; "
+                "let the nodes have it, from a Kubernetes secret or their own environment"
+            )
+    return variables
+
+
+class RayJobsCluster(SentCluster):
+    """What is reached through Ray's Jobs API."""
+
+    shared_dir: str | None
+    """A folder that all nodes see, for the runs' folders; null: this machine's paths hold there too."""
+    python: Annotated[str, Field(min_length=1)]
+    env_vars: Annotated[dict[str, str], AfterValidator(_no_secret_names)]
+    stop_seconds: Positive
+    """Between the request to stop and the kill."""
+    check_capacity: bool
+    """Refuse trials that want more GPUs than the cluster has now; false for one that grows on demand."""
+    package_limit_mib: Positive
+
+
+class RayCluster(RayJobsCluster):
     name: Literal["ray"]
     address: Annotated[str, Field(min_length=1)]
     nodes: Positive
     gpus_per_node: Positive
+    token_env: Annotated[str, Field(min_length=1)]
+    """Name of the environment variable that holds the token, where the cluster asks for one."""
+    allow_insecure: bool
+    """Plain http without a token to a host that is neither this machine nor inside the cluster."""
 
 
-class HyperpodCluster(Strict):
+class HyperpodCluster(RayJobsCluster):
     name: Literal["hyperpod"]
     cluster_name: str
     namespace: str
     image: str
     nodes: Positive
     gpus_per_node: Positive
-    shared_dir: str
 
 
 class SlurmCluster(Strict):

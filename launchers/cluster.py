@@ -102,6 +102,10 @@ class Cluster(ABC):
     def collect(self, attempt: Attempt) -> None:
         """After its end: bring home what it printed and what is still missing in `attempt.here`."""
 
+    def preview(self, attempts: Sequence[Attempt]) -> str:
+        """What would be sent, for a dry run; nothing is sent, and the cluster is not asked."""
+        return ""
+
     def result_folders(self, attempt: Attempt) -> list[Path]:
         """Where this machine may find the attempt's result file."""
         return [attempt.here]

@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from grpo.config import RunConfig
-from launchers.cluster import Cluster, Policy
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from grpo.config import ConfigError, Fault, RunConfig
+from grpo.schema import LocalCluster, RayCluster, SentCluster
+from launchers import local, package
+from launchers.cluster import Attempt, Cluster, Policy
+from launchers.record import fingerprint
 
 
 def policy(run: RunConfig) -> Policy:
-    from launchers import local
+    settings = run.cluster
+    if not isinstance(settings, SentCluster):
+        return local.POLICY
+    return Policy(
+        max_concurrent=settings.max_concurrent,
+        retries=settings.retries,
+        on_interrupt=settings.on_interrupt,
+        start_minutes=settings.start_minutes,
+        stall_minutes=settings.stall_minutes,
+        on_stall=settings.on_stall,
+    )
 
-    return local.POLICY
+
+def connect(run: RunConfig, say: Callable[[str], None]) -> Cluster:
+    """Raises ConfigError for an address that must not be used, and for an extra that is not installed."""
+    settings = run.cluster
+    if isinstance(settings, LocalCluster):
+        return local.LocalProcesses()
+    if isinstance(settings, RayCluster):
+        from launchers.ray_jobs import RayJobs, check_address
+
+        _need("ray", "ray")
+        token = os.environ.get(settings.token_env)
+        check_address(settings.address, has_token=bool(token), allow_insecure=settings.allow_insecure)
+        return RayJobs(settings, settings.address, token=token, say=say, root=package.ROOT)
+    raise AssertionError("grpo.plan refuses other clusters before a run starts")
 
 
-def connect(run: RunConfig) -> Cluster:
-    from launchers.local import LocalProcesses
+def preview(runs: Sequence[RunConfig], sweep: Path) -> str:
+    """What a dry run says about a cluster: where the trials would go, as what, and with what."""
+    attempts = [
+        Attempt(sweep=sweep, folder=str(number), number=1, fingerprint=fingerprint(run), run=run)
+        for number, run in enumerate(runs)
+    ]
+    with contextlib.closing(connect(runs[0], lambda text: None)) as cluster:
+        return cluster.preview(attempts)
 
-    return LocalProcesses()
+
+def _need(module: str, extra: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec(module) is None:
+        problem = f"needs the extra [{extra}]: pip install -e '.[{extra}]'"
+        raise ConfigError([Fault(key="cluster.name", problem=problem)])

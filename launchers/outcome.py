@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.record import RESULT
-
+RESULT = "result.json"
 MARK = "GRPO_RESULT "
 TAIL_BYTES = 20_000
 

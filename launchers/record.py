@@ -23,7 +23,7 @@ State = Literal["waiting", "pending", "running", "finished", "failed", "interrup
 """`pending`: sent to the cluster, which has not started it yet."""
 
 ACTIVE: tuple[State, ...] = ("pending", "running")
-RECORD, CONFIG, RESULT = "sweep.json", "config.yaml", "result.json"
+RECORD = "sweep.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import dataclasses
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,11 +23,16 @@ from grpo.config import RunConfig
 from launchers import outcome, record, table
 from launchers.cluster import Attempt, Cluster, Policy, Refused, Status, Unreachable
 from launchers.outcome import Outcome
-from launchers.record import ACTIVE, CONFIG, Job, TrialRecord
+from launchers.record import ACTIVE, Job, State, TrialRecord
 from launchers.signs import SignsOfLife
+from launchers.trial import CONFIG
 
 STOP_SECONDS = 60.0
 """How long stopped trials may take to end before they are left to the cluster."""
+
+
+WAIT_TOLD_SECONDS = 30.0
+"""Starting takes some seconds everywhere; a reason to wait is told after that."""
 
 
 class Away(Exception):
@@ -42,6 +47,8 @@ class _Watch:
     signs: SignsOfLife
     began: float = field(default_factory=time.monotonic)
     sent: bool = False
+    told: str = ""
+    """What was last said to the person who watches."""
 
 
 def launch(
@@ -63,6 +70,34 @@ def launch(
         return [records[place] for place in places]
 
 
+def stop(jobs: Sequence[Job], sweep: Path, *, cluster: Cluster, policy: Policy, console: Console) -> None:
+    """End what runs of the jobs; what ended by itself is recorded as it ended."""
+    with record.locked(sweep), contextlib.closing(cluster):
+        records = record.read(sweep)
+        runs = {record.place(job, records): job.run for job in jobs}
+        life = _Life(sweep, records, runs, cluster, dataclasses.replace(policy, on_interrupt="stop"), console)
+        life.take(runs)
+        life.interrupted()
+
+
+def show(jobs: Sequence[Job], sweep: Path, *, cluster: Cluster, console: Console) -> None:
+    """Say how each job's attempt stands on its cluster."""
+    with contextlib.closing(cluster):
+        for job, known in ((job, trial) for job in jobs for trial in record.read(sweep) if trial.folder == job.folder):
+            attempt = _attempt(sweep, known, known.attempts, job.run)
+            try:
+                status = cluster.status(attempt) if known.state in ACTIVE else None
+                told = f"{status.phase} {status.note}".strip() if status else known.state
+            except Unreachable as error:
+                told = f"not known, the cluster does not answer ({error})"
+            line = f"trial {known.folder}: {told}; {outcome.last_line(attempt.log) or 'no output yet'}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _attempt(sweep: Path, of: TrialRecord, number: int, run: RunConfig) -> Attempt:
+    return Attempt(sweep=sweep, folder=of.folder, number=number, fingerprint=of.fingerprint, run=run)
+
+
 class _Life:
     def __init__(
         self,
@@ -81,7 +116,8 @@ class _Life:
         self.answered = time.monotonic()
         self.stopping = False
 
-    def go(self, places: Sequence[int], *, stop_on_error: bool) -> None:
+    def take(self, places: Iterable[int]) -> None:
+        """Sort the trials into those that are done, those under way and those to be sent."""
         for place in places:
             if self.records[place].state == "finished":
                 self._say(f"trial {self.records[place].folder}: {table.told(self.records[place])} (done before)")
@@ -89,6 +125,9 @@ class _Life:
                 self.active[place] = self._watch(place, sent=True)
             else:
                 self.queue.append(place)
+
+    def go(self, places: Sequence[int], *, stop_on_error: bool) -> None:
+        self.take(places)
         self._freeze()
         self.cluster.check([self._attempt(place, self.records[place].attempts + 1) for place in self.queue])
         self._save()
@@ -102,7 +141,7 @@ class _Life:
                     if self.active:
                         self.cluster.wait(self._interval())
         except KeyboardInterrupt:
-            self._interrupted()
+            self.interrupted()
             raise
         except Away as error:
             self._say(f"{error}; its trials go on: python scripts/sweep.py attach {self.sweep}", style="red")
@@ -123,8 +162,8 @@ class _Life:
                 continue
             self.tries[place] += 1
             # Before it is sent: whoever continues after a crash asks the cluster for this very attempt.
-            self._set(place, state="pending", attempts=before + 1, started=time.time(), objective=None, cause=None)
-            self._set(place, reason=None, seconds=None)
+            blank = dict.fromkeys(("objective", "cause", "reason", "seconds"))
+            self._change(place, {**blank, "state": "pending", "attempts": before + 1, "started": time.time()})
             self.active[place] = self._watch(place, sent=False)
 
     def _look(self, place: int, *, stop_on_error: bool) -> None:
@@ -145,35 +184,44 @@ class _Life:
         except Unreachable as error:
             self._away(error)
             return
-        if status.phase in ("pending", "running"):
-            self._under_way(place, watch, status, stop_on_error=stop_on_error)
+        if status.phase == "pending":
+            self._waiting(place, watch, status.note, stop_on_error=stop_on_error)
+        elif status.phase == "running":
+            self._running(place, watch, stop_on_error=stop_on_error)
         else:
             self._ended(place, self._outcome(watch.attempt, status), stop_on_error=stop_on_error)
 
-    def _under_way(self, place: int, watch: _Watch, status: Status, *, stop_on_error: bool) -> None:
-        reason = status.note or None
-        if status.phase == "running":
-            silence = watch.signs.silence(self.policy.stall_minutes)
-            if silence and self.records[place].reason != silence:
-                self._say(f"trial {watch.attempt.folder} has stalled: {silence}", style="yellow")
-            if silence and self.policy.on_stall == "retry":
-                self._end_early(place, watch, outcome.failed("stalled", silence), stop_on_error)
-                return
-            reason = silence or None
-        elif time.monotonic() - watch.began > self.policy.start_minutes * 60:
-            told = f"not started within {self.policy.start_minutes:g} minutes: {status.note or 'no reason given'}"
+    def _waiting(self, place: int, watch: _Watch, note: str, *, stop_on_error: bool) -> None:
+        waited = time.monotonic() - watch.began
+        if waited > self.policy.start_minutes * 60:
+            told = f"not started within {self.policy.start_minutes:g} minutes: {note or 'no reason given'}"
             self._end_early(place, watch, outcome.failed("not started", told), stop_on_error)
             return
-        if (self.records[place].state, self.records[place].reason) != (status.phase, reason):
-            if reason and status.phase == "pending":
-                self._say(f"trial {watch.attempt.folder} waits: {reason}")
-            self._set(place, state=status.phase, reason=reason)
+        if note and note != watch.told and waited > WAIT_TOLD_SECONDS:
+            watch.told = note
+            self._say(f"trial {watch.attempt.folder} waits: {note}")
+        self._mark(place, "pending", note)
+
+    def _running(self, place: int, watch: _Watch, *, stop_on_error: bool) -> None:
+        silence = watch.signs.silence(self.policy.stall_minutes)
+        if silence and not watch.told:
+            self._say(f"trial {watch.attempt.folder} has stalled: {silence}", style="yellow")
+        watch.told = silence
+        if silence and self.policy.on_stall == "retry":
+            self._end_early(place, watch, outcome.failed("stalled", silence), stop_on_error)
+            return
+        self._mark(place, "running", silence)
+
+    def _mark(self, place: int, state: State, reason: str) -> None:
+        if (self.records[place].state, self.records[place].reason) != (state, reason or None):
+            self._set(place, state=state, reason=reason or None)
 
     def _end_early(self, place: int, watch: _Watch, told: Outcome, stop_on_error: bool) -> None:
         with contextlib.suppress(Unreachable):
             self.cluster.stop(watch.attempt)
             self._await_end(watch.attempt, time.monotonic() + STOP_SECONDS)
-        self._ended(place, told, stop_on_error=stop_on_error)
+            self.cluster.collect(watch.attempt)
+        self._ended(place, self._known(watch.attempt) or told, stop_on_error=stop_on_error)
 
     def _outcome(self, attempt: Attempt, status: Status) -> Outcome:
         with contextlib.suppress(Unreachable):
@@ -209,7 +257,7 @@ class _Life:
         if silent > self.policy.start_minutes * 60:
             raise Away(f"the cluster has not answered for {silent / 60:.1f} minutes ({error})") from error
 
-    def _interrupted(self) -> None:
+    def interrupted(self) -> None:
         again = f"the same command with hydra.sweep.dir={self.sweep} runs what is missing"
         if self.policy.on_interrupt == "detach" and self.active:
             here = f"python scripts/sweep.py attach {self.sweep}"
@@ -240,10 +288,7 @@ class _Life:
             time.sleep(0.2)
 
     def _attempt(self, place: int, number: int) -> Attempt:
-        of = self.records[place]
-        return Attempt(
-            sweep=self.sweep, folder=of.folder, number=number, fingerprint=of.fingerprint, run=self.runs[place]
-        )
+        return _attempt(self.sweep, self.records[place], number, self.runs[place])
 
     def _watch(self, place: int, *, sent: bool) -> _Watch:
         attempt = self._attempt(place, self.records[place].attempts)
@@ -254,6 +299,9 @@ class _Life:
         started = self.records[place].started
         if timed and started is not None:
             changes["seconds"] = time.time() - started
+        self._change(place, changes)
+
+    def _change(self, place: int, changes: Mapping[str, object]) -> None:
         self.records[place] = dataclasses.replace(self.records[place], **changes)
         self._save()
 

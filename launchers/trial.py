@@ -2,21 +2,21 @@
 
 What is run is the frozen config, whatever conf/ says today. The folder outlives the attempt: a complete checkpoint in
 it is continued, a result in it is the answer, and remains of a try without a checkpoint are moved aside, never mixed.
+Nothing but the standard library is loaded before train.py is, so that the detour costs no time.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import runpy
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launchers.outcome import MARK, known
-from launchers.record import CONFIG, RESULT
+from launchers.outcome import MARK, RESULT, known
 
+CONFIG = "config.yaml"
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
 
@@ -49,27 +49,38 @@ def _resumable(folder: Path) -> bool:
 def run(config: Path, folder: Path) -> int:
     """The exit code. A success prints the result as its last line, for a launcher that cannot see the folder."""
     text = config.read_text(encoding="utf-8")
-    done_before = (folder / CONFIG).is_file() and (folder / CONFIG).read_text(encoding="utf-8") == text
-    if not (done_before and known([folder], folder / "no log")):
+    if not (_is_of(folder, text) and known([folder], folder / "no log")):
         prepare(folder, text, keep=("output",))
-        code = _run(command(folder))
+        code = _train(command(folder)[2:])
         if code != 0:
             return code
     sys.stdout.write(f"{MARK}{(folder / RESULT).read_text(encoding='utf-8').strip()}\n")
     return 0
 
 
-def _run(words: Sequence[str]) -> int:
-    """The child's exit code, 128 + N after signal N. What asks this process to stop is passed on to it."""
-    child = subprocess.Popen(words, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+def _is_of(folder: Path, text: str) -> bool:
+    """Whether the folder is of a run with this config, resumed or not."""
+    saved = (folder / CONFIG).read_text(encoding="utf-8") if (folder / CONFIG).is_file() else ""
+    told, wanted = ([line for line in each.splitlines() if not line.startswith("resume")] for each in (saved, text))
+    return told == wanted
 
-    def pass_on(number: int, frame: object) -> None:
-        child.send_signal(signal.SIGINT)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    code = child.wait()
-    return code if code >= 0 else 128 - code
+def _train(words: list[str]) -> int:
+    """train.py in this process; what asks the process to end lets the run close its files first."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.argv = [str(TRAIN), *words]
+    try:
+        runpy.run_path(str(TRAIN), run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    return 0
 
 
 def main() -> int:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray_head as ray_head_module
 import torch
+from ray_head import Head
 
 from envs.maze_2d import Maze2D
 from grpo.policy import Policy, load_policy
@@ -59,3 +62,9 @@ def policy() -> Policy:
 @pytest.fixture(scope="session")
 def maze() -> Maze2D:
     return Maze2D(size=7, max_turns=6, cell_pixels=16, aligned=True, random_rooms=0.0, instructions="brief")
+
+
+@pytest.fixture(scope="session")
+def ray_head() -> Iterator[Head]:
+    with ray_head_module.running() as head:
+        yield head

@@ -58,14 +58,14 @@ class GrpoLauncher(Launcher):
         try:
             composed = [self._compose(words, initial_job_idx + index) for index, words in enumerate(job_overrides)]
             jobs = _jobs(composed, job_overrides, self.config)
-            first = jobs[0].run
+            first, console = jobs[0].run, Console()
             records = launch(
                 jobs,
                 sweep,
-                cluster=clusters.connect(first),
+                cluster=clusters.connect(first, console.print),
                 policy=clusters.policy(first),
                 stop_on_error=self.stop_on_error,
-                console=Console(),
+                console=console,
             )
         except ConfigError as error:
             sys.stderr.write(f"{error}\n")
@@ -87,9 +87,10 @@ def _jobs(composed: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]]
     from launchers.record import Job
 
     jobs, faults = [], []
-    fixed = set(master.hydra.overrides.task)
+    # By key: Hydra's sweeper escapes values, so the word that comes back is not the one that was given.
+    fixed = {_key(word) for word in master.hydra.overrides.task}
     for trial, words in zip(composed, job_overrides, strict=True):
-        swept = tuple(word.lstrip("+") for word in words if word not in fixed)
+        swept = tuple(word.lstrip("+") for word in words if _key(word) not in fixed)
         try:
             run = config.parse(config.plain(trial))
             jobs.append(Job(overrides=swept, folder=str(trial.hydra.sweep.subdir), run=run))
@@ -98,6 +99,10 @@ def _jobs(composed: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]]
     if faults:
         raise config.ConfigError(faults)
     return jobs
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+")
 
 
 def _job_return(composed: DictConfig, record: "TrialRecord") -> JobReturn:
