@@ -47,5 +47,5 @@ $(VENV)/train.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/test.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev,optuna,data]'
+	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev,optuna,data,hyperpod,slurm]'
 	@touch $@ $(VENV)/train.ready
