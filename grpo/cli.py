@@ -20,7 +20,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from grpo import compose, config, plan, redact, resume
+from grpo import compose, config, plan, redact, resume, storage
 from grpo.compose import Source, Trial
 from grpo.faults import ConfigError, Fault
 from grpo.files import write_text
@@ -111,7 +111,12 @@ def _source(flags: Namespace, conf: Path) -> Source:
 def _resumed(words: Sequence[str]) -> Path | None:
     """The folder of the last `resume=FOLDER` among the words."""
     given = [word.partition("=")[2].strip("'\"") for word in words if word.lstrip("+").startswith("resume=")]
-    return Path(given[-1]).expanduser().resolve() if given and given[-1] not in ("", "null") else None
+    return _saved_in(given[-1]) if given and given[-1] not in ("", "null") else None
+
+
+def _saved_in(resumed: str) -> Path:
+    """Where the config of a run to be resumed can be read: its folder, or what was fetched from its address."""
+    return storage.saved_config(resumed) if storage.is_remote(resumed) else Path(resumed).expanduser().resolve()
 
 
 def _check(
@@ -183,17 +188,17 @@ def _folder(
         if on_error not in (None, "continue", "stop"):
             problem = f"wants 'continue' or 'stop', got {on_error!r}"
             raise ConfigError([Fault(key="hydra.launcher.on_error", problem=problem)])
-        return Path(section.sweep.dir if sweep else section.run.dir).resolve()
+        return storage.local_folder(section.sweep.dir if sweep else section.run.dir, trials[0].run)
     if sweep:
         problem = "continues one run; a sweep is continued by giving its folder: hydra.sweep.dir=FOLDER"
         raise ConfigError([Fault(key="resume", problem=problem)])
-    folder = Path(resumed).resolve()
+    folder = _saved_in(resumed)
     if not (folder / "config.yaml").is_file():
         raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resumed!r}")])
     faults = resume.faults(folder, trials[0].run)
     if faults:
         raise ConfigError(faults)
-    return folder
+    return storage.local_folder(resume, trials[0].run)
 
 
 def reach(command: Command) -> Mapping[str, Mapping[Split, Ceiling | None]]:
@@ -210,10 +215,13 @@ def env_key(run: RunConfig) -> str:
 
 
 def refuse_unavailable(command: Command) -> None:
-    """Raises ConfigError for an engine or a cluster that this version cannot run."""
+    """Raises ConfigError for an engine or a cluster that this version cannot run, or an S3 that cannot be used."""
     faults = [fault for trial in command.trials for fault in plan.blockers(trial.run)]
     if faults:
         raise ConfigError(faults)
+    run = command.trials[0].run
+    assert command.folder is not None
+    storage.refuse_unusable(run, command.folder, known=run.resume is not None or command.prepared or command.sweep)
 
 
 def claim(command: Command) -> Path:
@@ -226,7 +234,9 @@ def claim(command: Command) -> Path:
     key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
     told = f"{folder} holds a run already; give another {key}, or resume={folder} to continue it"
     taken = ConfigError([Fault(key=key, problem=told)])
-    if command.trials[0].run.resume is not None:
+    run = command.trials[0].run
+    if run.resume is not None:
+        storage.bring_up_to_date(run, folder)
         return folder
     if (folder / "config.yaml").exists() and not command.prepared:
         raise taken

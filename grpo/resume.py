@@ -22,8 +22,8 @@ from grpo.schema import RunConfig
 
 log = logging.getLogger(__name__)
 
-WORDS = ("resume", "resume_accepts_changes", "dry_run")
-"""Keys of the command, not of the run."""
+WORDS = ("resume", "resume_accepts_changes", "dry_run", "runtime.scratch_dir", "runtime.mirror_wait_seconds")
+"""Keys of the command and of the machine, not of the run."""
 FIXED = {
     "model.name_or_path": "the adapter was trained on that base",
     "model.revision": "the adapter was trained on that base",

@@ -19,6 +19,7 @@ from grpo.evaluate import evaluate, held_out
 from grpo.evaluation import Evaluation
 from grpo.files import write_json, write_text, writing
 from grpo.heartbeat import beat, beat_failed
+from grpo.mirror import mirrored
 from grpo.policy import load_policy
 from grpo.reward import Mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
     """Train as configured, in `folder`; returns the last eval/all/pass_at_1 (greedy, validation tasks)."""
     console = Console(config.runtime.steps)
-    with console.logging_to(folder / "train.log"):
+    with console.logging_to(folder / "train.log"), mirrored(config, folder):
         try:
             return _run(config, folder, overrides, console)
         except BaseException:

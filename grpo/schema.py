@@ -67,6 +67,23 @@ def _module_names(targets: object) -> list[str] | str:
     return targets
 
 
+def _place(place: str) -> str:
+    """A folder, or s3://BUCKET/PREFIX."""
+    if "://" not in place and not place.lower().startswith("s3:"):
+        return place
+    parts = place.removeprefix("s3://").rstrip("/").split("/")
+    sound = place.startswith("s3://") and re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", parts[0])
+    if not sound or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
+        raise ValueError(f"wants a folder, or s3://BUCKET/PREFIX (credentials never go in it), got {place!r}")
+    return place
+
+
+def _folder(place: str) -> str:
+    if "://" in place or place.lower().startswith("s3:"):
+        raise ValueError(f"wants a local folder, got {place!r}; an s3:// address goes into runtime.output_dir")
+    return place
+
+
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -281,7 +298,12 @@ class RuntimeConfig(Strict):
     """Of the test split, for the closing table."""
     checkpoint_interval: Positive
     keep_checkpoints: Positive
-    output_dir: Annotated[str, Field(min_length=1)]
+    output_dir: Annotated[str, Field(min_length=1), AfterValidator(_place)]
+    """A folder, a shared mount, or s3://BUCKET/PREFIX."""
+    scratch_dir: Annotated[str, Field(min_length=1), AfterValidator(_folder)]
+    """Where runs are made whose output_dir is an s3:// address; they are copied there while they go on."""
+    mirror_wait_seconds: NotNegative
+    """How long the end of a run waits for what is not on S3 yet."""
 
 
 class RunConfig(Strict):

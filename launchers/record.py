@@ -59,8 +59,9 @@ class TrialRecord:
 
 def fingerprint(run: RunConfig) -> str:
     """A hash of everything that decides the outcome: not where it runs and writes, nor what the run is called."""
+    places = {"output_dir", "scratch_dir", "mirror_wait_seconds"}
     aside = dict.fromkeys(("name", "resume", "resume_accepts_changes", "dry_run", "cluster"), True) | {
-        "runtime": {"output_dir"}
+        "runtime": places
     }
     content = run.model_dump(by_alias=True, exclude=aside)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

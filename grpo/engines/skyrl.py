@@ -219,6 +219,8 @@ OURS: tuple[str, ...] = (
     "runtime.eval_episodes",
     "runtime.test_episodes",
     "runtime.output_dir",
+    "runtime.scratch_dir",
+    "runtime.mirror_wait_seconds",
 )
 """Keys, or whole sections, that our code reads itself."""
 
