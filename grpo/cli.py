@@ -198,7 +198,7 @@ def _folder(
     faults = resume.faults(folder, trials[0].run)
     if faults:
         raise ConfigError(faults)
-    return storage.local_folder(resume, trials[0].run)
+    return storage.local_folder(resumed, trials[0].run)
 
 
 def reach(command: Command) -> Mapping[str, Mapping[Split, Ceiling | None]]:
