@@ -1,0 +1,134 @@
+"""Plays episodes against an OpenAI-compatible endpoint: chat completions with the images inline.
+
+The server renders the whole conversation at every turn and shows no token ids, so what is played here can be judged
+but not trained on. Send the server's own sampling defaults away where it has some (vLLM: --generation-config vllm).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from grpo.conversation import Sampling
+from grpo.interfaces import Env
+from grpo.playing import Play, begin
+from grpo.randomness import seed as seed_of
+from grpo.rollout import Progress
+from grpo.types import Observation, Rollout, Task, TokenTrace
+
+AT_ONCE = 16
+"""Episodes in flight; a server batches what arrives together."""
+TRIES = 5
+TIMEOUT_SECONDS = 300.0
+
+_NO_TRACE = TokenTrace(
+    token_ids=np.zeros(0, np.int64), action_mask=np.zeros(0, bool), logprobs=np.zeros(0, np.float32), images=()
+)
+
+
+class Endpoint:
+    """`url` ends in /v1, as the servers print it; the key, if one is needed, is OPENAI_API_KEY in the environment."""
+
+    def __init__(self, url: str) -> None:
+        from openai import OpenAI
+
+        self._client = OpenAI(
+            base_url=url,
+            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            max_retries=TRIES - 1,
+            timeout=TIMEOUT_SECONDS,
+        )
+
+    def models(self) -> list[str]:
+        """Names that the server answers to. Raises openai.OpenAIError where nobody answers."""
+        return sorted(model.id for model in self._client.models.list())
+
+    def play(
+        self,
+        model: str,
+        env: Env,
+        tasks: Sequence[Task],
+        *,
+        siblings: int,
+        sampling: Sampling,
+        purpose: tuple[str | int, ...],
+        progress: Progress,
+    ) -> list[Rollout]:
+        """`siblings` rollouts of each task, in order. Raises openai.OpenAIError once a request failed `TRIES` times."""
+        plays = [begin(env, task, sample) for task in tasks for sample in range(siblings)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            futures = [
+                pool.submit(
+                    self._finish,
+                    model,
+                    play,
+                    env.max_turns,
+                    sampling,
+                    lambda turn, p=play: seed_of(*purpose, p.task.id, p.sample, turn),
+                )
+                for play in plays
+            ]
+            try:
+                for done, future in enumerate(as_completed(futures), start=1):
+                    future.result()
+                    progress(done, len(plays))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [_rollout(play) for play in plays]
+
+    def _finish(self, model: str, play: Play, max_turns: int, sampling: Sampling, seed: Callable[[int], int]) -> None:
+        """Play one episode to its end."""
+        from openai import BadRequestError
+
+        messages: list[Any] = []
+        shown: Observation | None = play.observation
+        while shown is not None:
+            messages.append({"role": "user", "content": _content(shown)})
+            try:
+                answer = self._client.chat.completions.create(
+                    model=model,
+                    messages=messages,
+                    temperature=0.0 if sampling.greedy else sampling.temperature,
+                    top_p=1.0,
+                    max_tokens=sampling.max_completion_tokens,
+                    seed=seed(len(play.turns)) % 2**31,
+                )
+            except BadRequestError as error:
+                if "context length" not in str(error) or not play.turns:
+                    raise
+                return  # play.stop says token_limit until something else ends it
+            choice = answer.choices[0]
+            text = choice.message.content or ""
+            messages.append({"role": "assistant", "content": text})
+            tokens = answer.usage.completion_tokens if answer.usage else 0
+            shown = play.take(
+                text,
+                completion_tokens=tokens,
+                truncated=choice.finish_reason == "length",
+                max_turns=max_turns,
+            )
+
+
+def _rollout(play: Play) -> Rollout:
+    transcript, final_text = play.finish()
+    return Rollout(transcript=transcript, sample=play.sample, trace=_NO_TRACE, final_text=final_text, drift=0)
+
+
+def _content(observation: Observation) -> list[dict[str, Any]]:
+    """Text first, then the images, as the local engine shows them."""
+    images = [{"type": "image_url", "image_url": {"url": _data_uri(image)}} for image in observation.images]
+    return [{"type": "text", "text": observation.text}, *images]
+
+
+def _data_uri(image: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

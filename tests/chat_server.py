@@ -1,0 +1,113 @@
+"""A small OpenAI-compatible server on loopback: chat completions with images, answered by the tiny model.
+
+It renders each conversation anew, as servers do, and so shares no code with the local engine's kept cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from grpo.batch import collate
+from grpo.policy import Policy
+from grpo.types import TokenTrace
+
+
+@contextmanager
+def serving(policy: Policy, *names: str, failures: int = 0) -> Iterator[str]:
+    """The address, /v1 included; every name is the same model. The first `failures` completions answer 503."""
+    lock, left = threading.Lock(), [failures]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                if left[0] > 0:
+                    left[0] -= 1
+                    self._answer(503, {"error": {"message": "loading"}})
+                    return
+                text, tokens, cut = _complete(policy, request)
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}}
+            usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
+            choices = [choice | {"finish_reason": "length" if cut else "stop"}]
+            told = {"id": "1", "object": "chat.completion", "created": 1, "model": request["model"]}
+            self._answer(200, told | {"choices": choices, "usage": usage})
+
+        def _answer(self, status: int, content: Any) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@torch.inference_mode()
+def _complete(policy: Policy, request: dict[str, Any]) -> tuple[str, int, bool]:
+    """(text, its tokens, whether it was cut)."""
+    ids, images = _prompt(policy, request["messages"])
+    rng = torch.Generator().manual_seed(request["seed"])
+    reply: list[int] = []
+    while len(reply) < request["max_tokens"] and (not reply or reply[-1] != policy.chat.end_token):
+        trace = TokenTrace(
+            token_ids=np.array(ids + reply, dtype=np.int64),
+            action_mask=np.zeros(len(ids + reply), dtype=bool),
+            logprobs=np.zeros(len(ids + reply), dtype=np.float32),
+            images=tuple(images),
+        )
+        batch = collate(
+            [trace],
+            grid=policy.vision.grid,
+            image_token=policy.chat.image_token,
+            pad_token=policy.tokenizer.pad_token_id,
+            device=policy.device,
+        )
+        scores_V = policy.scores(policy.hidden(batch)[0, -1:], request["temperature"] or 1.0)[0]
+        greedy = request["temperature"] == 0
+        reply.append(int(scores_V.argmax() if greedy else torch.multinomial(scores_V.softmax(-1), 1, generator=rng)))
+    return policy.chat.decode(reply), len(reply), reply[-1] != policy.chat.end_token
+
+
+def _prompt(policy: Policy, messages: list[dict[str, Any]]) -> tuple[list[int], list[np.ndarray]]:
+    ids: list[int] = []
+    images: list[np.ndarray] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            ids += [*policy.tokenizer.encode(message["content"], add_special_tokens=False), policy.chat.end_token]
+            continue
+        (text,) = [part["text"] for part in message["content"] if part["type"] == "text"]
+        shown = [_image(part["image_url"]["url"]) for part in message["content"] if part["type"] == "image_url"]
+        grids = tuple(policy.vision.grid(image) for image in shown)
+        ids += policy.chat.next_turn(text, grids) if ids else policy.chat.first_turn(text, grids)
+        images += shown
+    return ids, images
+
+
+def _image(uri: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB"))

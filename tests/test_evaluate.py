@@ -1,0 +1,161 @@
+"""The script as a user types it, on real models and adapters; small numbers of tasks keep it quick."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chat_server import serving
+from configs import ROOT
+from configs import run as configured
+
+from grpo import config
+from grpo.checkpoint import save_adapter
+from grpo.policy import Policy, load_policy
+from launchers import record
+from scripts import evaluate as script
+
+FEW = ("--tasks", "6", "--samples", "2")
+
+
+def policy(noise: float, seed: int = 0) -> Policy:
+    """The tiny model with an adapter that adds `noise` to what it does; at 0 it is the base itself."""
+    run = configured()
+    made = load_policy(run.model, run.adapter, device=torch.device("cpu"), seed=seed)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in made.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=noise) if noise else parameter.zero_()
+    return made
+
+
+def run_folder(folder: Path, *, noise: float = 0.0, changes: dict[str, Any] | None = None) -> Path:
+    """What evaluation reads of a finished run: its config and its adapter."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.to_yaml(configured({"tracker": {"name": "none"}} | (changes or {}))))
+    save_adapter(policy(noise), folder / "adapter")
+    return folder
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    (file,) = folder.glob("eval/*/result.json")
+    return json.loads(file.read_text())
+
+
+def test_an_adapter_that_changes_nothing_is_unchanged_and_passes_the_gate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert script.main([str(folder), *FEW]) == 0
+    found = figures(folder)
+    base, trained = found["policies"]
+    assert (base["name"], trained["name"], found["reference"]) == ("base", "trained", "base")
+    # The same draws: not one sampled episode differs, let alone a greedy one.
+    assert trained["sampled"] == base["sampled"] and trained["greedy"] == base["greedy"]
+    assert trained["comparison"]["judgement"] == "unchanged"
+    assert [kind["changed"] for kind in trained["drift"].values()] == [0, 0, 0]
+    assert [kind["kl"] for kind in trained["drift"].values()] == pytest.approx([0, 0, 0], abs=1e-6)
+    assert set(trained["drift"]) == {"text only", "one image", "many images"}
+    assert len(set(found["tasks"])) == 6
+    printed = capsys.readouterr().out
+    assert "trained: unchanged against base" in printed
+    assert (next(folder.glob("eval/*/table.txt"))).read_text().splitlines()[0] in printed
+
+
+def test_a_broken_adapter_is_worse_and_fails_the_gate(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", noise=1.0)
+    assert script.main([str(folder), *FEW]) == 1
+    trained = figures(folder)["policies"][1]
+    assert trained["comparison"]["judgement"] in ("worse", "reward hacking suspected")
+    assert trained["comparison"]["solved_greedy"]["lost"] > 0
+    assert all(kind["kl"] > 0.01 for kind in trained["drift"].values())
+
+
+def test_unchanged_fails_where_an_improvement_is_asked_for(tmp_path: Path) -> None:
+    assert script.main([str(run_folder(tmp_path / "run")), *FEW, "--improved"]) == 1
+
+
+def test_further_adapters_are_played_beside_the_runs_own(tmp_path: Path) -> None:
+    folder, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other", noise=1.0)
+    assert script.main([str(folder), "--adapter", str(other), *FEW]) == 1
+    base, trained, broken = figures(folder)["policies"]
+    assert broken["name"] == str(other)
+    # An adapter is taken off before the next one plays.
+    assert trained["greedy"] == base["greedy"] != broken["greedy"]
+
+
+def test_what_a_run_started_from_is_what_it_is_measured_by(tmp_path: Path) -> None:
+    start = run_folder(tmp_path / "start", noise=0.02)
+    folder = run_folder(tmp_path / "run", changes={"adapter.start_from": str(start / "adapter")})
+    assert script.main([str(folder), *FEW]) in (0, 1)
+    found = figures(folder)
+    assert found["reference"] == "start"
+    assert [policy["name"] for policy in found["policies"]] == ["base", "start", "trained"]
+    assert [policy["comparison"] is None for policy in found["policies"]] == [True, True, False]
+
+
+def test_a_sweep_is_evaluated_in_one_go_by_the_words_that_tell_its_trials_apart(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path / name, noise=noise) for name, noise in (("0", 0.0), ("1", 1.0))]
+    trials: list[record.TrialRecord] = []
+    for place, folder in enumerate(folders):
+        job = record.Job(
+            overrides=(f"adapter.rank={4 + place}",),
+            folder=folder.name,
+            run=configured({"runtime.seed": place}),
+        )
+        record.place(job, trials)
+    rows = [vars(trial) | {"state": "finished", "objective": 1.0} for trial in trials]
+    record.write(tmp_path, [record.TrialRecord(**row) for row in rows])
+    assert script.main([str(tmp_path), *FEW]) == 1
+    found = figures(tmp_path)["policies"]
+    assert [policy["name"] for policy in found] == ["base", "0: adapter.rank=4", "1: adapter.rank=5"]
+    assert found[1]["comparison"]["judgement"] == "unchanged"
+
+
+def test_a_model_folder_has_figures_and_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(ROOT / "models/tiny_qwen3_vl")
+    assert script.main([model, "env.max_turns=12", *FEW, "--output", str(tmp_path / "out")]) == 0
+    assert "no verdict" in capsys.readouterr().out
+    (only,) = json.loads((tmp_path / "out/result.json").read_text())["policies"]
+    assert only["pass_at"].keys() == {"1", "2"} and only["comparison"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "no run (config.yaml), no sweep (sweep.json) and no model (config.json)"),
+        ([], "wants a run, sweep or model folder"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "wants --model"),
+        (["--endpoint", "http://127.0.0.1:9/v1", "--model", "base"], "does not answer"),
+        ([str(ROOT / "models/tiny_qwen3_vl"), "env.max_turn=3"], "did you mean max_turns"),
+        ([str(ROOT / "models/tiny_qwen3_vl"), "--adapter", "nowhere"], "holds no adapter"),
+        ([str(ROOT / "models/tiny_qwen3_vl"), "--tasks", "1"], "one task gives no interval"),
+    ],
+)
+def test_a_wrong_command_is_refused_with_2(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo.endpoint.TRIES", 1)
+    assert script.main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_endpoint_plays_as_the_same_model_does_here(tmp_path: Path) -> None:
+    local = run_folder(tmp_path / "local")
+    assert script.main([str(local), "--tasks", "3", "--samples", "1"]) == 0
+    here = figures(local)["policies"][0]
+    remote = run_folder(tmp_path / "remote")
+    with serving(policy(0.0), "tiny", "tiny:maze", failures=1) as url:
+        command = [str(remote), "--endpoint", url, "--model", "tiny", "--model", "tiny:maze"]
+        assert script.main([*command, "--tasks", "3", "--samples", "1"]) == 0
+        assert script.main([*command, "--model", "nope"]) == 2
+    there, other = figures(remote)["policies"]
+    for name in ("rollout/solved", "rollout/turns", "rollout/completion_tokens", "reward/total/mean"):
+        assert there["greedy"][name] == here["greedy"][name]
+    assert other["comparison"]["judgement"] == "unchanged"
+    assert all(kind["kl"] is None and kind["changed"] == 0 for kind in other["drift"].values())
