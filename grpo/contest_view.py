@@ -11,19 +11,18 @@ from rich.table import Column, Table
 from grpo.checkpoint import write_json
 from grpo.config import RunConfig, to_yaml
 from grpo.contest import Contest, Result, record
-from grpo.plan import Ceiling
 
 RESULT_FILE, TABLE_FILE = "result.json", "table.txt"
 _WIDTH = 118
 """Columns of the saved table, and of one whose output is no terminal."""
 
 
-def show(results: Sequence[Result], contest: Contest, reachable: Ceiling | None, reference: str) -> str:
-    """Print the tables and verdicts, and return them as text."""
+def show(results: Sequence[Result], contest: Contest, reachable: float | None, reference: str) -> str:
+    """Print the tables and verdicts, and return them as text; `reachable` is the share that the turns allow."""
     console = Console(record=True)
     if not console.is_terminal:
         console = Console(record=True, width=_WIDTH)
-    ceiling = "" if reachable is None else f"; {reachable.share:.1%} of them can be solved in the turns allowed"
+    ceiling = "" if reachable is None else f"; {reachable:.1%} of them can be solved in the turns allowed"
     console.print(f"{len(contest.tasks)} test tasks, {contest.samples} samples of each{ceiling}")
     console.print(_figures(results, contest))
     if any(result.drift for result in results):

@@ -199,7 +199,8 @@ def _evaluate(asked: Asked, contenders: Sequence[Contender], options: argparse.N
     names = [contender.name for contender in contenders]
     reference = "start" if "start" in names else names[0]
     results = hold(contest, contenders, reference)
-    table = show(results, contest, reach(env, contest.tasks), reference)
+    reachable = reach(env, contest.tasks)
+    table = show(results, contest, None if reachable is None else reachable.share, reference)
     write(asked.folder, results, contest, run, reference, table)
     print(f"figures: {asked.folder}")
     passed = {"improved"} if options.improved else {"improved", "unchanged"}

@@ -1,5 +1,7 @@
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -170,3 +172,19 @@ def test_a_first_loss_of_zero_is_explained_beside_the_gradient_norm() -> None:
 
 def test_a_first_step_without_a_gradient_says_that_nothing_was_learned() -> None:
     assert "nothing was learned" in first_step_note(loss=0.0, grad_norm=0.0)
+
+
+HONEST = json.loads((Path(__file__).parent / "data/honest_runs.json").read_text())
+"""Step metrics of five real training runs of the tiny model (rounded): seeds, rewards, algorithms and group sizes."""
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_no_alarm_is_raised_at_any_step_of_a_recorded_honest_run(name: str) -> None:
+    recorded = HONEST[name]
+    columns = recorded["metrics"]
+    history = [
+        {metric: values[step] for metric, values in columns.items() if values[step] is not None} for step in range(60)
+    ]
+    settings = {"group_size": recorded["group_size"], "max_turns": recorded["max_turns"]}
+    raised = {alarm.name for end in range(60) for alarm in alarms(history[: end + 1], recorded["weights"], **settings)}
+    assert raised == set()
