@@ -103,7 +103,7 @@ def _of_folder(folder: Path | None, words: Sequence[str]) -> tuple[RunConfig, li
         return _composed(ROOT / "conf", words), []
     if (folder / record.RECORD).is_file():
         return _of_sweep(folder, words)
-    if (folder / record.CONFIG).is_file():
+    if (folder / "config.yaml").is_file():
         run = _composed(folder, words)
         return run, [*_started_from(run), ("trained", adapter_folder(folder))]
     config_file = folder / "config.json"
