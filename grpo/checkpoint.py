@@ -12,11 +12,15 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from grpo import pair
+from grpo.adapter import fill, tensors_of
 from grpo.files import sync, write_json, write_text, writing
 from grpo.policy import Policy
 
@@ -95,18 +99,27 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(gone)
 
 
-def save_checkpoint(folder: Path, step: int, policy: Policy, optimizer: torch.optim.Optimizer, *, keep: int) -> None:
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    *,
+    keep: int,
+    record: Mapping[str, Any],
+) -> None:
     """checkpoints/step_NNNNNN under the run folder: adapter, optimiser state, the step that is done, the tracker's run.
 
     That is everything: learning rate, tasks and every random draw are functions of the step, so neither a scheduler nor
-    a generator has a state. Raises DiskError, and leaves the older checkpoints as they are, if the disk refuses.
+    a generator has a state. `record` goes with the adapter (grpo.pair). Raises DiskError, and leaves the older
+    checkpoints as they are, if the disk refuses.
     """
     checkpoints = folder / "checkpoints"
     target = checkpoints / f"step_{step:06d}"
     tracker_run = folder / TRACKER_RUN
 
     def write(aside: Path) -> None:
-        save_adapter(policy, aside / "adapter")
+        save_adapter(policy, aside / "adapter", record)
         save_optimizer(optimizer, aside / "optimizer.safetensors")
         run_id = tracker_run.read_text(encoding="utf-8") if tracker_run.is_file() else None
         write_json(aside / "state.json", {"step": step, "tracker_run": run_id})
@@ -116,17 +129,18 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, optimizer: torch.op
         prune(checkpoints, keep)
 
 
-def save_final_adapter(folder: Path, policy: Policy) -> None:
+def save_final_adapter(folder: Path, policy: Policy, record: Mapping[str, Any]) -> None:
     """adapter/ under the run folder, whole or not at all. Raises DiskError."""
     with writing("final adapter", folder / "adapter", folder):
-        write_folder(folder / "adapter", lambda aside: save_adapter(policy, aside))
+        write_folder(folder / "adapter", lambda aside: save_adapter(policy, aside, record))
 
 
 def load_checkpoint(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    """Put adapter, optimizer and the tracker's run back as they were; returns the step that was done."""
-    from peft import set_peft_model_state_dict
+    """Put adapter, optimizer and the tracker's run back as they were; returns the step that was done.
 
-    set_peft_model_state_dict(policy.model, load_file(checkpoint / "adapter" / "adapter_model.safetensors"))
+    Raises ConfigError if a tensor of the adapter does not land.
+    """
+    fill(policy.model, checkpoint / "adapter")
     load_optimizer(optimizer, checkpoint / "optimizer.safetensors")
     state = json.loads((checkpoint / "state.json").read_text())
     tracker_run = checkpoint.parent.parent / TRACKER_RUN
@@ -155,16 +169,24 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def save_adapter(policy: Policy, folder: Path) -> None:
-    """The adapter as peft writes it. Raises RuntimeError if it came out without tensors."""
+def save_adapter(policy: Policy, folder: Path, record: Mapping[str, Any]) -> None:
+    """The adapter as peft writes it, with `record` (grpo.pair) beside it.
+
+    Raises RuntimeError if it came out without tensors, or without some of those that the model has.
+    """
     # Never the embeddings, which peft adds on its own account where an output head is adapted.
     policy.model.save_pretrained(
         str(folder), safe_serialization=True, selected_adapters=["default"], save_embedding_layers=False
     )
     # peft's model card is a form of blanks; nothing of a run is in it.
     (folder / "README.md").unlink(missing_ok=True)
-    if not load_file(folder / "adapter_model.safetensors"):
-        raise RuntimeError(f"the adapter written to {folder} holds no tensors; the checkpoint is not marked complete")
+    with safe_open(folder / pair.WEIGHTS_FILE, "numpy") as written:
+        names = set(written.keys())
+    lacking = sorted(tensors_of(policy.model).keys() - names) if names else ["no tensors"]
+    if lacking:
+        told = "no tensors" if not names else f"not {', '.join(lacking[:3])} ({len(lacking)} lacking)"
+        raise RuntimeError(f"the adapter written to {folder} holds {told}; the checkpoint is not marked complete")
+    write_json(folder / pair.PAIR_FILE, pair.seal(record, folder))
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, file: Path) -> None:

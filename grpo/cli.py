@@ -24,6 +24,7 @@ from grpo import compose, config, plan, redact, resume, storage
 from grpo.compose import Source, Trial
 from grpo.faults import ConfigError, Fault
 from grpo.files import write_text
+from grpo.pair import faults as pair_faults
 from grpo.plan import Ceiling
 from grpo.schema import RunConfig
 from grpo.types import Split
@@ -74,7 +75,7 @@ def read(flags: Namespace, arguments: Sequence[str], conf: Path) -> Command:
         package = ("--package", flags.package) if flags.package else ()
         return _shown((*shown, *package, *at_source, *extra, *words), typed)
     sweep = flags.multirun or _sent(hydra_loader, source, words, trials[0].run)
-    faults = list(_cluster_faults(trials))
+    faults = [*_cluster_faults(trials), *_pair_faults(trials)]
     if faults:
         raise ConfigError(faults)
     folder = _folder(hydra_loader, source, words, trials, sweep=sweep)
@@ -134,6 +135,12 @@ def _check(
         raise ConfigError([*faults, *more])
     _refuse_secrets(pair for trial in trials for pair in config.leaves(trial.run.model_dump(by_alias=True)))
     return words, trials
+
+
+def _pair_faults(trials: Sequence[Trial]) -> Iterator[Fault]:
+    """A fault for each adapter that a trial starts from and that belongs to another base."""
+    for trial in trials:
+        yield from pair_faults(trial.run)
 
 
 def _refuse_secrets(values: Iterable[tuple[str, Any]]) -> None:

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from grpo import adapter as adapters
 from grpo.batch import Batch
 from grpo.chat import ChatRenderer
 from grpo.config import AdapterConfig, ModelConfig
@@ -148,7 +150,8 @@ class Policy:
 def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.device, seed: int) -> Policy:
     """The configured model with a fresh adapter, on `device`.
 
-    Raises ValueError if the target modules match nothing; the initial adapter depends on `seed` alone.
+    Raises ValueError if the target modules match nothing, and ConfigError if the adapter to start from does not fit.
+    A new adapter's weights depend on `seed` alone.
     """
     from transformers import AutoModelForImageTextToText, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -169,11 +172,12 @@ def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.dev
 
 
 def _adapted(network: Any, adapter: LoraAdapter, seed: int) -> Any:
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     if adapter.start_from is not None:
-        adapted = PeftModel.from_pretrained(network, adapter.start_from, is_trainable=True)
-        adapted.load_adapter(adapter.start_from, adapter_name=START_ADAPTER, is_trainable=False)
+        start = Path(adapter.start_from)
+        adapted = adapters.add(network, start, name="default", trainable=True)
+        adapted = adapters.add(adapted, start, name=START_ADAPTER, trainable=False)
         adapted.set_adapter("default")
         return adapted
     matched = matched_modules(network, adapter.target_modules, adapter.exclude_modules)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import inspect
+import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo import config
-from grpo.paths import model_path
-from grpo.redact import hide_in_code
+from grpo import base, config, pair
+from grpo.hashing import hash_file
+from grpo.redact import hide_in_code, redact
 from grpo.schema import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+RUN_FILE = "run.json"
 PACKAGES = (
     "hydra-core",
     "omegaconf",
@@ -29,32 +33,49 @@ PACKAGES = (
     "numpy",
     "pillow",
     "wandb",
+    "ray",
+    "skyrl",
+    "vllm",
 )
+IMAGE_DIGEST = "GRPO_IMAGE_DIGEST"
+"""Environment variable that a container is started with: a process cannot see its own image's digest."""
+CODE = ("train.py", "conf", "grpo", "rewards", "envs", "launchers")
 
 
 def of_run(run: RunConfig) -> dict[str, Any]:
-    """The record of a run that would start now."""
-    base = Path(model_path(run.model.name_or_path))
-    components = {"env": config.build_env(run), **config.build_rewards(run)}
-    return record(components, base if base.is_dir() else None, run.runtime.seed)
+    """The record of a run that would start now.
 
-
-def record(components: Mapping[str, object], base: Path | None, seed: int) -> dict[str, Any]:
-    """Commit and uncommitted changes, package versions, hashes of the base and of the components' source files.
-
-    `components` are the built env and reward terms under their config keys; `base` is the model's folder, None for a
-    model that is named by hub id.
+    Commit and uncommitted changes, package versions, and hashes of base, data and the components' source code.
+    Raises ConfigError if a component does not build, and ValueError for a base whose files are damaged.
     """
+    env = config.build_env(run)
+    components = {"env": env, **config.build_rewards(run)}
+    start_from = run.adapter.start_from if run.adapter.type == "lora" else None
+    return redact(
+        {
+            **commit(),
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}",
+            "packages": packages(),
+            "image_digest": os.environ.get(IMAGE_DIGEST),
+            "base": asdict(base.describe(run.model)),
+            "code_hashes": {key: source_hash(each) for key, each in components.items()},
+            "data_version": env.data_version(),
+            "parent": pair.parent(start_from),
+            "seed": run.runtime.seed,
+        }
+    )
+
+
+def commit() -> dict[str, Any]:
+    """The commit, what differs from it in tracked files, and hashes of code that it does not know."""
+    untracked = _git("ls-files", "--others", "--exclude-standard", "--", *CODE)
+    files = [ROOT / name for name in (untracked or "").splitlines()]
     changes = _git("diff", "HEAD")
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty_diff": None if changes is None else hide_in_code(changes),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "packages": packages(),
-        "base_hash": None if base is None else hash_files(path for path in base.iterdir() if path.is_file()),
-        "code_hashes": {key: _source_hash(component) for key, component in components.items()},
-        "seed": seed,
+        "untracked": {str(file.relative_to(ROOT)): hash_file(file) for file in files if file.is_file()},
     }
 
 
@@ -63,17 +84,28 @@ def packages() -> dict[str, str | None]:
     return {name: _version(name) for name in PACKAGES}
 
 
-def hash_files(paths: Iterable[Path]) -> str:
-    """Of the names and contents of some files of one folder, whatever their order."""
+def source_hash(component: object) -> str:
+    """Of the file of a component's class, and of the files of its own package that this one imports."""
+    module = type(component).__module__
+    files: dict[str, Path] = {}
+    _gather(module, Path(inspect.getfile(type(component))), files)
     total = hashlib.sha256()
-    for path in sorted(paths):
-        total.update(path.name.encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+    for name in sorted(files):
+        total.update(name.encode())
+        total.update(bytes.fromhex(hash_file(files[name])))
     return total.hexdigest()
 
 
-def _source_hash(component: object) -> str:
-    return hashlib.sha256(Path(inspect.getfile(type(component))).read_bytes()).hexdigest()
+def _gather(module: str, file: Path, files: dict[str, Path]) -> None:
+    files[module] = file
+    package = module.partition(".")[0]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if not (isinstance(node, ast.ImportFrom) and node.level == 0 and node.module):
+            continue
+        if node.module.startswith(f"{package}.") and node.module not in files:
+            found = importlib.util.find_spec(node.module)
+            if found is not None and found.origin is not None:
+                _gather(node.module, Path(found.origin), files)
 
 
 def _version(package: str) -> str | None:

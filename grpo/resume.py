@@ -37,7 +37,7 @@ FIXED = {
     "engine.name": "the saved optimiser state is that engine's",
 }
 """Keys that can never change on resume, and why."""
-ONLY_LOGGED = ("commit", "dirty_diff", "python", "machine", "packages", "image_digest")
+ONLY_LOGGED = ("commit", "dirty_diff", "untracked", "python", "machine", "packages", "image_digest")
 """Of run.json: most changes there leave a run what it was, and nobody can say which do not."""
 
 
@@ -103,7 +103,9 @@ def _made_from(record: Mapping[str, Any], now: RunConfig) -> list[Difference]:
     """What differs from run.json, in what both of them tell: an older run recorded less."""
     today = provenance.of_run(now)
     both = (record.keys() & today.keys()) - {"seed"}
-    return differences({key: record[key] for key in both}, {key: today[key] for key in both})
+    found = differences({key: record[key] for key in both}, {key: today[key] for key in both})
+    # A base from the hub that is not on this machine yet is compared once it is loaded.
+    return [each for each in found if not (each.key.startswith("base.") and each.new is None)]
 
 
 def _key_faults(found: Changes, now: RunConfig, folder: Path) -> Iterator[Fault]:
@@ -121,13 +123,15 @@ def _key_faults(found: Changes, now: RunConfig, folder: Path) -> Iterator[Fault]
 
 
 def _made_from_faults(found: Changes, now: RunConfig) -> Iterator[Fault]:
-    if now.resume_accepts_changes:
-        return
     for each in found.made_from:
+        is_base = each.key.startswith("base.")
+        if now.resume_accepts_changes and not is_base:
+            continue
         told = (
             f"was {show(each.old)} when the run started, now {show(each.new)}: the run is no longer made from the same"
         )
-        yield Fault(key=each.key, problem=f"{told}; restore it, or add resume_accepts_changes=true to go on with it")
+        word = " (the adapter belongs to it)" if is_base else ", or add resume_accepts_changes=true to go on with it"
+        yield Fault(key=each.key, problem=f"{told}; restore it{word}")
 
 
 def _steps_fault(now: RunConfig, folder: Path) -> Iterator[Fault]:

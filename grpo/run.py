@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo import provenance, report, resume
+from grpo import base, pair, provenance, report, resume
 from grpo.checkpoint import latest_checkpoint, load_checkpoint, recover, save_final_adapter
 from grpo.config import RunConfig, build_env, build_rewards, to_yaml
 from grpo.console import Console
 from grpo.engines import local
 from grpo.evaluate import evaluate, held_out
 from grpo.evaluation import Evaluation
+from grpo.faults import ConfigError, Fault
 from grpo.files import write_json, write_text, writing
 from grpo.heartbeat import beat, beat_failed
 from grpo.mirror import mirrored
 from grpo.policy import load_policy
+from grpo.provenance import RUN_FILE
 from grpo.reward import Mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
 
@@ -58,6 +62,7 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
         policy=policy,
         optimizer=local.make_optimizer(policy, config),
         folder=folder,
+        made_from=_made_from(config, folder),
         log=RunLog(folder, tracker),
         console=console,
     )
@@ -67,7 +72,7 @@ def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Con
     exit_code = 1
     try:
         objective = local.train(parts, history)[local.OBJECTIVE]
-        save_final_adapter(folder, policy)
+        save_final_adapter(folder, policy, _final_record(parts))
         beat(folder, "evaluation", config.runtime.steps)
         rows = [_row(*each) for each in _final_evaluations(parts)]
         exit_code = 0
@@ -96,7 +101,33 @@ def _enter(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
             return
         write_text(folder / "config.yaml", to_yaml(config))
         write_text(folder / "overrides.txt", "".join(f"{word}\n" for word in overrides))
-        write_json(folder / "run.json", provenance.of_run(config))
+        write_json(folder / RUN_FILE, provenance.of_run(config))
+
+
+def _made_from(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """run.json, completed by what is known of a base from the hub only once it is downloaded.
+
+    Raises ConfigError if a resumed run got another base than it was started on.
+    """
+    record: dict[str, Any] = json.loads((folder / RUN_FILE).read_text())
+    now = base.describe(config.model)
+    recorded = record.get("base", {})
+    faults = [
+        Fault(key="model", problem=f"the {each.part} was {each.recorded} when the run started, now {each.now}")
+        for each in pair.mismatches(recorded, now)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    if recorded.get("content") is None:
+        record["base"] = asdict(now)
+        write_json(folder / RUN_FILE, record)
+    return record
+
+
+def _final_record(parts: local.Parts) -> dict[str, Any]:
+    *_, last = read_lines(parts.folder / METRICS_FILE)
+    metrics = {name: value for name, value in last.items() if name != "step"}
+    return pair.record(parts.made_from, parts.run, int(last["step"]), metrics)
 
 
 def _report(folder: Path) -> None:

@@ -99,11 +99,12 @@ class ModelConfig(Strict):
 
 
 def _adapter_folder(path: str | None) -> str | None:
-    if path is not None and not (Path(path) / "adapter_config.json").is_file():
-        raise ValueError(
-            f"wants an adapter's folder (with its adapter_config.json), such as RUN_FOLDER/adapter, got {path!r}"
-        )
-    return path
+    if path is None:
+        return None
+    for folder in (Path(path), Path(path) / "adapter"):
+        if (folder / "adapter_config.json").is_file():
+            return str(folder)
+    raise ValueError(f"wants an adapter's folder (with its adapter_config.json) or a finished run's, got {path!r}")
 
 
 class LoraAdapter(Strict):
@@ -116,7 +117,7 @@ class LoraAdapter(Strict):
     """Module names; or, as one text, `all-linear` or a regular expression over full module names."""
     exclude_modules: Annotated[str | None, AfterValidator(_regex)]
     start_from: Annotated[str | None, AfterValidator(_adapter_folder)]
-    """A trained adapter to go on from; it is then also what the KL is measured against."""
+    """A trained adapter, or its run folder, to go on from; it is then also what the KL is measured against."""
 
     @model_validator(mode="after")
     def _same_shape_as_its_start(self) -> Self:

@@ -22,9 +22,10 @@ from grpo.checkpoint import write_json
 from grpo.compose import Source, script_config
 from grpo.config import ConfigError, build, read
 from grpo.conversation import Sampling
+from grpo.hashing import hash_files
 from grpo.interfaces import Env
 from grpo.policy import Policy, load_image_processor
-from grpo.provenance import hash_files, packages
+from grpo.provenance import packages
 from grpo.rollout import play
 from grpo.schema import EnvConfig
 from grpo.tiny_model import build_model, build_tokenizer, save_processor

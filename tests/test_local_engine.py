@@ -140,7 +140,7 @@ def test_run_json_records_what_the_run_was_made_from(folder: Path) -> None:
     made_from = json.loads((folder / "run.json").read_text())
     assert made_from["seed"] == 0
     assert set(made_from["code_hashes"]) == {"env", "task_success", "answer_format"}
-    assert len(made_from["base_hash"]) == 64
+    assert len(made_from["base"]["content"]) == 64
     assert made_from["packages"]["torch"] == metadata.version("torch")
 
 
@@ -168,6 +168,7 @@ def parts(policy: Policy, folder: Path, **changes: Any) -> local.Parts:
         policy=policy,
         optimizer=local.make_optimizer(policy, config),
         folder=folder,
+        made_from={},
         log=RunLog(folder, NullTracker()),
         console=Console(1),
     )
@@ -252,3 +253,13 @@ def test_the_reward_rises_in_a_short_training(tmp_path: Path) -> None:
     run(config, tmp_path, [])
     solved = [record["rollout/solved"] for record in metrics(tmp_path)[1:]]
     assert solved[-1] > solved[0] + 0.05
+
+
+def test_every_saved_adapter_has_its_pair_record_covered_by_done(folder: Path) -> None:
+    for saved, step in ((folder / "checkpoints" / "step_000002" / "adapter", 2), (folder / "adapter", 3)):
+        record = json.loads((saved / "pair.json").read_text())
+        assert (record["step"], record["config"]["adapter"]["rank"]) == (step, 4)
+        assert record["metrics"]["rollout/solved"] == metrics(folder)[step]["rollout/solved"]
+        assert record["base"] == json.loads((folder / "run.json").read_text())["base"]
+    assert "adapter/pair.json" in json.loads((folder / "checkpoints" / "step_000003" / "DONE").read_text())
+    assert "pair.json" in json.loads((folder / "adapter" / "DONE").read_text())

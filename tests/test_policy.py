@@ -284,7 +284,7 @@ def test_a_checkpoint_brings_adapter_and_optimizer_back_bit_for_bit(tmp_path: Pa
 
     first, optimizer = trained()
     step(first, optimizer)
-    save_checkpoint(tmp_path, 1, first, optimizer, keep=1)
+    save_checkpoint(tmp_path, 1, first, optimizer, keep=1, record={})
     step(first, optimizer)
 
     second, other = trained()
@@ -296,7 +296,7 @@ def test_a_checkpoint_brings_adapter_and_optimizer_back_bit_for_bit(tmp_path: Pa
 def test_a_run_that_starts_from_an_adapter_is_compared_with_that_adapter_not_with_the_bare_base(tmp_path: Path) -> None:
     first = load_policy(model(), lora(), device=torch.device("cpu"), seed=0)
     shake(first)
-    save_adapter(first, tmp_path / "adapter")
+    save_adapter(first, tmp_path / "adapter", {})
     second = load_policy(model(), lora(start_from=str(tmp_path / "adapter")), device=torch.device("cpu"), seed=0)
     row = batch(second, trace(second, "go", images(1), "left"))
     with torch.no_grad():
@@ -319,7 +319,7 @@ def test_an_adapter_that_is_empty_is_not_saved_as_complete(tmp_path: Path, polic
     empty = SimpleNamespace(model=Nothing())
     optimizer = torch.optim.AdamW(policy.trainable)
     with pytest.raises(RuntimeError, match="holds no tensors"):
-        save_checkpoint(tmp_path, 1, empty, optimizer, keep=1)  # pyright: ignore[reportArgumentType]
+        save_checkpoint(tmp_path, 1, empty, optimizer, keep=1, record={})  # pyright: ignore[reportArgumentType]
     assert latest_checkpoint(tmp_path) is None
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     harm: str, tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in (1, 20):
-        save_checkpoint(tmp_path, step, policy, torch.optim.AdamW(policy.trainable), keep=2)
+        save_checkpoint(tmp_path, step, policy, torch.optim.AdamW(policy.trainable), keep=2, record={})
     newest = tmp_path / "checkpoints" / "step_000020"
     weights = newest / "adapter" / "adapter_model.safetensors"
     if harm == "empty":

@@ -105,11 +105,23 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path: Path) -> None:
     assert train(*words, "runtime.steps=40", cwd=tmp_path).returncode == 0
 
 
+def test_another_base_is_refused_even_where_changes_are_accepted(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, steps_done=20)
+    record = json.loads((folder / "run.json").read_text())
+    now = record["base"]["tokenizer"]
+    (folder / "run.json").write_text(json.dumps(record | {"base": record["base"] | {"tokenizer": "older"}}))
+    found = resume.faults(folder, configs.run({"resume": str(folder), "resume_accepts_changes": True}))
+    assert [str(fault) for fault in found] == [
+        f"base.tokenizer: was 'older' when the run started, now '{now}': the run is no longer made from the same; "
+        "restore it (the adapter belongs to it)"
+    ]
+
+
 def test_accepted_changes_are_written_down_and_hold_for_the_next_resume(tmp_path: Path) -> None:
     folder = stopped(tmp_path, steps_done=20)
     (folder / "result.json").write_text("{}")
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"base_hash": "older"}))
+    (folder / "run.json").write_text(json.dumps(record | {"data_version": "older"}))
     before = (folder / "config.yaml").read_text()
     changes = {"runtime.steps": 80, "resume": str(folder), "resume_accepts_changes": True}
     resume.enter(folder, configs.run(changes))
@@ -119,9 +131,9 @@ def test_accepted_changes_are_written_down_and_hold_for_the_next_resume(tmp_path
     assert change == {
         "after_step": 20,
         "config": {"runtime.steps": [60, 80]},
-        "made_from": {"base_hash": ["older", record["base_hash"]]},
+        "made_from": {"data_version": ["older", None]},
     }
-    assert after["base_hash"] == record["base_hash"]
+    assert after["data_version"] is None
     assert (folder / "config.before_step_21.yaml").read_text() == before
     assert config.load(folder) == configs.run({"runtime.steps": 80})
     assert not (folder / "result.json").exists()

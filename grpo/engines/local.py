@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grpo import pair
 from grpo.advantage import comparable_totals, group_advantages, trainable_mask
 from grpo.alarms import alarm_metrics, alarms, first_step_note
 from grpo.batch import Batch, collate
@@ -56,6 +58,8 @@ class Parts:
     policy: Policy
     optimizer: torch.optim.Optimizer
     folder: Path
+    made_from: Mapping[str, Any]
+    """The run's run.json; goes with every adapter that is saved."""
     log: RunLog
     console: Console
 
@@ -100,7 +104,9 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         if step % run.runtime.checkpoint_interval == 0 or step == run.runtime.steps:
             beat(parts.folder, "saving", step)
             parts.log.sync()
-            save_checkpoint(parts.folder, step, parts.policy, parts.optimizer, keep=run.runtime.keep_checkpoints)
+            record = pair.record(parts.made_from, run, step, metrics)
+            keep = run.runtime.keep_checkpoints
+            save_checkpoint(parts.folder, step, parts.policy, parts.optimizer, keep=keep, record=record)
     return next(metrics for metrics in reversed(history) if OBJECTIVE in metrics)
 
 
