@@ -104,8 +104,12 @@ def _made_from(record: Mapping[str, Any], now: RunConfig) -> list[Difference]:
     today = provenance.of_run(now)
     both = (record.keys() & today.keys()) - {"seed"}
     found = differences({key: record[key] for key in both}, {key: today[key] for key in both})
-    # A base from the hub that is not on this machine yet is compared once it is loaded.
-    return [each for each in found if not (each.key.startswith("base.") and each.new is None)]
+    return [each for each in found if not _told_elsewhere(each)]
+
+
+def _told_elsewhere(change: Difference) -> bool:
+    """The base's name by the keys of `model`; a base that is not on this machine yet, once it is loaded."""
+    return change.key in ("base.id", "base.revision") or (change.key.startswith("base.") and change.new is None)
 
 
 def _key_faults(found: Changes, now: RunConfig, folder: Path) -> Iterator[Fault]:
