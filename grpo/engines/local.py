@@ -25,6 +25,7 @@ from grpo.console import Console
 from grpo.conversation import Sampling
 from grpo.evaluate import evaluate, held_out
 from grpo.evaluation import Evaluation
+from grpo.gpu import Gauge
 from grpo.heartbeat import beat
 from grpo.interfaces import Env
 from grpo.loss import LossParts, loss_metrics, policy_loss, token_weights
@@ -76,20 +77,22 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         history.append(validate(parts, step=0))
         parts.log.step(0, history[0])
     for step in range(len(history), run.runtime.steps + 1):
-        start = time.perf_counter()
+        start, gauge = time.perf_counter(), Gauge(parts.policy.device)
         beat(parts.folder, "rollouts", step)
         tasks = env.tasks("train", run.algorithm.prompts_per_step, seed_of(run.runtime.seed, "tasks", step))
         rollouts = play_groups(parts, tasks, step)
         scores = [parts.mixture(r.transcript, where=f"step {step}, {_name(r)}") for r in rollouts]
         totals = comparable_totals([r.transcript for r in rollouts], scores)
         advantages = group_advantages([r.transcript.task.id for r in rollouts], totals, run.algorithm.advantage_scale)
+        gauge.read()
         played = time.perf_counter()
 
         beat(parts.folder, "update", step)
         metrics = rollout_metrics(rollouts, scores, advantages)
         metrics |= variance_shares([r.transcript for r in rollouts], scores, parts.mixture)
         metrics |= update(parts, rollouts, advantages, step)
-        metrics |= _speed(rollouts, start, played, time.perf_counter())
+        gauge.read()
+        metrics |= _speed(rollouts, start, played, time.perf_counter()) | gauge.metrics()
 
         if _evaluates(run, step):
             metrics |= validate(parts, step)
@@ -296,15 +299,12 @@ def _padded_masks(traces: Sequence[TokenTrace]) -> Tensor:
 
 def _speed(rollouts: Sequence[Rollout], start: float, played: float, end: float) -> Metrics:
     tokens = sum(rollout.transcript.completion_tokens for rollout in rollouts)
-    metrics = {
+    return {
         "perf/rollout_seconds": played - start,
         "perf/train_seconds": end - played,
         "perf/step_seconds": end - start,
         "perf/tokens_per_second": tokens / (played - start),
     }
-    if torch.cuda.is_available():
-        metrics["perf/gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    return metrics
 
 
 def _name(rollout: Rollout) -> str:
