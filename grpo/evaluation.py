@@ -64,7 +64,7 @@ class Played:
 
 def judged(rollouts: Sequence[Rollout], mixture: Mixture, *, siblings: int, purpose: str) -> Evaluation:
     """`rollouts` with their scores; `purpose` names the evaluation in errors."""
-    scores = [mixture(r.transcript, where=f"{purpose}, task {r.transcript.task.id}") for r in rollouts]
+    scores = mixture.judge([(r.transcript, f"{purpose}, task {r.transcript.task.id}") for r in rollouts])
     return Evaluation(rollouts=tuple(rollouts), scores=tuple(scores), siblings=siblings)
 
 

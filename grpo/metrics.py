@@ -25,6 +25,7 @@ def rollout_metrics(
 
     - reward/total/{mean,std}, reward/<term>/{mean,std}: population spread; a term's are over the rollouts in which it
       did not abstain, and left out if it always did. reward/<term>/abstained: how many rollouts it abstained in.
+      reward/<term>/failed: in how many it raised, hung or crashed; only where it did.
     - reward/<term>/solved_correlation: Pearson's, with solved; left out where one of the two does not vary.
     - reward/total/unsolved: mean total of the unsolved rollouts; left out if there are none.
     - rollout/{solved,truncated,errors,early_stop}: shares. Early stop: the model ended the episode itself, unsolved.
@@ -98,6 +99,8 @@ def _reward_metrics(transcripts: Sequence[Transcript], scores: Sequence[Score]) 
         values, solved = [value for value, _ in stated], [solved for _, solved in stated]
         metrics |= _mean_and_std(f"reward/{name}", values)
         metrics[f"reward/{name}/abstained"] = float(len(judged) - len(stated))
+        if failures := sum(name in score.failed for score in scores):
+            metrics[f"reward/{name}/failed"] = float(failures)
         if stated and (spread := math.sqrt(_covariance(values, values) * _covariance(solved, solved))) > 0:
             metrics[f"reward/{name}/solved_correlation"] = _covariance(values, solved) / spread
     return metrics

@@ -6,19 +6,33 @@ of 0; the total of one rollout must not depend on its siblings, because an engin
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from grpo.interfaces import Reward
+from grpo.measure import Finding, measure
+from grpo.schema import RewardConfig
+from grpo.term_workers import TermWorkers
 from grpo.types import Score, Transcript
+
+log = logging.getLogger(__name__)
 
 GATE_MET = 1.0
 """A gated term counts where its gate's value is at least this."""
 
 
+TOLD = 3
+"""Failures of a term that are logged one by one in each step."""
+
+HOPELESS = 8
+"""A term that fails on all of at least so many rollouts is broken, and stops the run under either policy."""
+
+
 class RewardError(RuntimeError):
-    """A reward term is broken: it raised, or gave something else than a finite number or None."""
+    """A reward term is broken: it failed, or gave something else than a finite number or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +47,10 @@ class Mixture:
 
     A gate that abstains is not met. The gated term is still measured, whether it counts or not.
     """
+    on_error: Literal["stop", "abstain"] = "stop"
+    """What becomes of a term that raises, hangs or crashes on one rollout."""
+    workers: TermWorkers | None = None
+    """Where the terms are measured; None: in this process, where a hanging term hangs the run."""
 
     def __post_init__(self) -> None:
         if not self.terms:
@@ -49,15 +67,48 @@ class Mixture:
                 raise ValueError(f"reward.gate: {gated}: {by} must name two different terms of {', '.join(self.terms)}")
 
     def __call__(self, transcript: Transcript, *, where: str) -> Score:
-        """Judge `transcript`; `where` names the rollout (step, task, sample) in errors.
+        """Judge `transcript`; `where` names the rollout (step, task, sample) in errors. Raises RewardError."""
+        (score,) = self.judge([(transcript, where)])
+        return score
 
-        Raises RewardError with the term's name if it raises, or gives anything but a finite number or None.
+    def judge(self, played: Sequence[tuple[Transcript, str]]) -> list[Score]:
+        """Scores of (transcript, where), in order.
+
+        Raises RewardError with term and rollout for a value that is neither a finite number nor None; also, if
+        `on_error` is stop, for a term that raises, hangs or crashes, and in any case for one that never does else.
         """
-        values = {name: _judge(term, transcript, name=name, where=where) for name, term in self.terms.items()}
+        transcripts = [transcript for transcript, _ in played]
+        if self.workers is None:
+            found = [{name: measure(term, each) for name, term in self.terms.items()} for each in transcripts]
+        else:
+            found = self.workers.measure(transcripts)
+        for name in self.terms:
+            self._report(name, [(findings[name], where) for findings, (_, where) in zip(found, played, strict=True)])
+        return [self._score(findings, where) for findings, (_, where) in zip(found, played, strict=True)]
+
+    def close(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+
+    def _report(self, name: str, findings: Sequence[tuple[Finding, str]]) -> None:
+        failures = [(finding, where) for finding, where in findings if finding.what]
+        for finding, where in failures:
+            if finding.wrong or self.on_error == "stop":
+                raise RewardError(_told(name, finding, where)) from finding.cause
+        for finding, where in failures[:TOLD]:
+            log.error("%s; it abstains", _told(name, finding, where), exc_info=finding.cause)
+        if len(failures) > TOLD:
+            log.error("reward term %s failed on %d more rollouts", name, len(failures) - TOLD)
+        if len(failures) == len(findings) >= HOPELESS:
+            told = f"reward term {name} failed on all {len(findings)} rollouts; the first: {_told(name, *failures[0])}"
+            raise RewardError(told) from failures[0][0].cause
+
+    def _score(self, findings: Mapping[str, Finding], where: str) -> Score:
+        values = {name: findings[name].value for name in self.terms}
         total = sum(self.parts(values).values())
         if not math.isfinite(total):
             raise RewardError(f"the weighted total is {total} on {where}; terms {values}, weights {dict(self.weights)}")
-        return Score(total=total, terms=values)
+        return Score(total=total, terms=values, failed=tuple(name for name in self.terms if findings[name].what))
 
     def parts(self, values: Mapping[str, float | None]) -> dict[str, float]:
         """What each term that counts adds to the total."""
@@ -74,23 +125,14 @@ class Mixture:
         return gate_value is not None and gate_value >= GATE_MET
 
 
-def _judge(term: Reward, transcript: Transcript, *, name: str, where: str) -> float | None:
-    try:
-        value = term(transcript)
-    except Exception as error:
-        raise RewardError(f"reward term {name} raised {type(error).__name__} on {where}: {error}") from error
-    if value is None:
-        return None
-    # bool is an int to Python, but a term that answers yes or no has most likely forgotten its scale.
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RewardError(
-            f"reward term {name} gave {value!r} ({type(value).__name__}) on {where}; "
-            "return a plain float, or None to abstain"
-        )
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond what a float holds
-        number = math.inf
-    if not math.isfinite(number):
-        raise RewardError(f"reward term {name} gave {number} on {where}; return a finite number, or None to abstain")
-    return number
+def make_mixture(config: RewardConfig, terms: Mapping[str, Reward]) -> Mixture:
+    """The mixture that a run's config asks for, its worker processes started. Close it."""
+    workers = None
+    if config.workers:
+        workers = TermWorkers(terms, count=config.workers, seconds=config.timeout_seconds)
+    weights = {name: term.weight for name, term in config.terms.items()}
+    return Mixture(terms=terms, weights=weights, gate=config.gate, on_error=config.on_error, workers=workers)
+
+
+def _told(name: str, finding: Finding, where: str) -> str:
+    return f"reward term {name} {finding.what} on {where}{finding.detail}"

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from grpo.heartbeat import beat, beat_failed
 from grpo.mirror import mirrored
 from grpo.policy import load_policy
 from grpo.provenance import RUN_FILE
-from grpo.reward import Mixture
+from grpo.reward import Mixture, make_mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
     console = Console(config.runtime.steps)
     with console.logging_to(folder / "train.log"), mirrored(config, folder):
         try:
-            return _run(config, folder, overrides, console)
+            # Its worker processes start while the model is loaded.
+            with closing(make_mixture(config.reward, build_rewards(config))) as mixture:
+                return _run(config, folder, overrides, console, mixture)
         except BaseException:
             # Into train.log; the terminal gets it from whoever called.
             log.exception("the run ended early")
@@ -44,21 +47,21 @@ def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
             raise
 
 
-def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Console) -> float:
+def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Console, mixture: Mixture) -> float:
     start = time.monotonic()
     engine = config.engine
     assert engine.name == "local", "grpo.plan refuses other engines before a run starts"
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     device = _device(engine.device)
-    env, rewards = build_env(config), build_rewards(config)
+    env = build_env(config)
     _enter(config, folder, overrides)
     policy = load_policy(config.model, config.adapter, device=device, seed=config.runtime.seed)
     tracker = make_tracker(config.tracker)
     parts = local.Parts(
         run=config,
         env=env,
-        mixture=_mixture(config, rewards),
+        mixture=mixture,
         policy=policy,
         optimizer=local.make_optimizer(policy, config),
         folder=folder,
@@ -144,11 +147,6 @@ def _tokens_per_second(folder: Path) -> float:
     seconds = sum(record["perf/rollout_seconds"] for record in records)
     tokens = sum(record["perf/tokens_per_second"] * record["perf/rollout_seconds"] for record in records)
     return tokens / seconds if seconds else 0.0
-
-
-def _mixture(config: RunConfig, rewards: Any) -> Mixture:
-    weights = {name: term.weight for name, term in config.reward.terms.items()}
-    return Mixture(terms=rewards, weights=weights, gate=config.reward.gate)
 
 
 def _history(parts: local.Parts) -> list[local.Metrics]:

@@ -173,6 +173,12 @@ class RewardConfig(Strict):
     terms: Annotated[dict[str, RewardTerm], Field(min_length=1)]
     gate: dict[str, str]
     """{term: other}: `term` counts only in a rollout in which `other` is met."""
+    workers: NotNegative
+    """Processes in which terms are measured; 0: in the run's own, where nothing can stop a term that hangs."""
+    timeout_seconds: Annotated[float, Field(gt=0)]
+    """Of one term on one rollout."""
+    on_error: Literal["stop", "abstain"]
+    """What a term that raises, hangs or crashes does: stop the run, or abstain in that rollout and be counted."""
 
 
 class EnvConfig(Component):

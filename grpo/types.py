@@ -144,3 +144,5 @@ class Score:
     """Sum of weight x term over the terms that count."""
     terms: Mapping[str, float | None]
     """Unweighted value of every term; None where it abstained."""
+    failed: tuple[str, ...] = ()
+    """Terms that abstained because they raised, took too long or ended their process."""

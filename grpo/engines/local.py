@@ -81,7 +81,7 @@ def train(parts: Parts, history: Sequence[Metrics]) -> Metrics:
         beat(parts.folder, "rollouts", step)
         tasks = env.tasks("train", run.algorithm.prompts_per_step, seed_of(run.runtime.seed, "tasks", step))
         rollouts = play_groups(parts, tasks, step)
-        scores = [parts.mixture(r.transcript, where=f"step {step}, {_name(r)}") for r in rollouts]
+        scores = parts.mixture.judge([(r.transcript, f"step {step}, {_name(r)}") for r in rollouts])
         totals = comparable_totals([r.transcript for r in rollouts], scores)
         advantages = group_advantages([r.transcript.task.id for r in rollouts], totals, run.algorithm.advantage_scale)
         gauge.read()
