@@ -61,6 +61,7 @@ class FrozenTower:
             and parameter.dtype == torch.float32
             and visual.config.hidden_act == "gelu_pytorch_tanh"
             and torch.backends.mkldnn.is_available()
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         )
 
     @torch.inference_mode()

@@ -67,23 +67,26 @@ class VisionEncoder:
                 known[key] = self._memory[key]
             else:
                 missing.setdefault(key, image)
-        by_size: dict[tuple[int, int], list[bytes]] = {}
+        stacks: dict[tuple[tuple[int, int], bool], list[bytes]] = {}
         for key, image in missing.items():
-            by_size.setdefault(self._resized(image), []).append(key)
-        for size, keys in by_size.items():
-            for key, features in zip(keys, self._encode_stack([missing[key] for key in keys], size), strict=True):
+            size = self._resized(image)
+            stacks.setdefault((size, image.shape[:2] == size), []).append(key)
+        for (size, unchanged), keys in stacks.items():
+            encoded = self._encode_stack([missing[key] for key in keys], size, unchanged=unchanged)
+            for key, features in zip(keys, encoded, strict=True):
                 known[key] = features
                 if self._frozen:
                     self._store(key, features)
         return [known[key] for key in digests]
 
-    def _encode_stack(self, images: Sequence[np.ndarray], size: tuple[int, int]) -> Iterator[Features]:
-        """Features of images that all become `size` pixels."""
+    def _encode_stack(
+        self, images: Sequence[np.ndarray], size: tuple[int, int], *, unchanged: bool
+    ) -> Iterator[Features]:
+        """Features of images that all have (`unchanged`) or become `size` pixels."""
         height, width = size[0] // self._patch, size[1] // self._patch
         at_once = len(images) if self._frozen_tower is None else max(1, PATCHES_AT_ONCE // (height * width))
         for first in range(0, len(images), at_once):
             some = images[first : first + at_once]
-            unchanged = all(image.shape[:2] == size for image in some)
             if self._frozen_tower is None:
                 patches_FPC = patchify(np.stack(some), self._patch, self._merge) if unchanged else self._processed(some)
                 tokens_FNH, deepstack_LFNH = _encode_equal(self._visual, patches_FPC, height, width)

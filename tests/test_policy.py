@@ -112,7 +112,8 @@ def test_a_frozen_tower_gives_the_features_of_one_that_can_be_trained(policy: Po
 
 
 def test_features_of_an_image_are_the_same_bits_whatever_is_encoded_with_it(policy: Policy) -> None:
-    pictures = images(40)
+    # Of two sizes, of which the processor makes one.
+    pictures = [*images(38), *images(2, 130)]
 
     def encoded(shown: list[np.ndarray]) -> list[torch.Tensor]:
         # An encoder of its own each time: one that has seen an image remembers it.
