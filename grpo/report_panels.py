@@ -5,7 +5,7 @@ A panel without data is left out, and a metric that no panel names still gets on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -72,10 +72,17 @@ _EPISODES = (
     _single("Distinct tasks", "tasks a step", "group/distinct_tasks"),
     _single("Turns", "turns an episode", "rollout/turns"),
     _single("Completion tokens", "tokens an episode", "rollout/completion_tokens"),
+    _single("Length of a reply", "tokens", "rollout/reply_tokens"),
     _single("Invalid actions", "replies an episode", "rollout/invalid_actions"),
     _single("Truncated", "share of episodes", "rollout/truncated", share=True),
     _single("Stopped early, unsolved", "share of episodes", "rollout/early_stop", share=True),
     _single("Errors", "share of episodes", "rollout/errors", share=True),
+)
+_LOOKS = (
+    _single("The same reply", "share of replies", "rollout/same_reply", share=True),
+    _single("Repetition", "share of a reply", "rollout/repeated", share=True),
+    _single("Copied from the prompt", "share of a reply", "rollout/copied", share=True),
+    _single("Reward of unsolved episodes", "mean total", "reward/total/unsolved"),
 )
 _PERFORMANCE = (
     Panel(
@@ -101,6 +108,17 @@ def _term_panel(term: str) -> Panel:
     )
 
 
+def _mixture_panels(terms: Sequence[str]) -> tuple[Panel, ...]:
+    def each(suffix: str) -> tuple[Curve, ...]:
+        return tuple(Curve(label=term.replace("_", " "), metric=f"reward/{term}/{suffix}") for term in terms)
+
+    return (
+        Panel(title="Variance shares", unit="part in the total's variance, by term", curves=each("variance_share")),
+        Panel(title="Correlation with solved", unit="Pearson's, by term", curves=each("solved_correlation")),
+        Panel(title="Abstained", unit="rollouts a step, by term", curves=each("abstained")),
+    )
+
+
 def sections(metrics: Iterable[str]) -> tuple[Section, ...]:
     """The sections of a run that logged these metrics; what has no data is not there. Alarms are no curves."""
     names = {name for name in metrics if not name.startswith("alarm/")}
@@ -109,8 +127,10 @@ def sections(metrics: Iterable[str]) -> tuple[Section, ...]:
     )
     known = (
         Section(title="Solved and reward", panels=(_SOLVED, _TOTAL, *map(_term_panel, terms))),
+        Section(title="What the reward rewards", panels=_mixture_panels(terms)),
         Section(title="Policy", panels=_POLICY),
         Section(title="Groups and episodes", panels=_EPISODES),
+        Section(title="Signs of hacking", panels=_LOOKS),
         Section(title="Performance", panels=_PERFORMANCE),
     )
     drawn = {name for section in known for panel in section.panels for name in _metrics_of(panel)}

@@ -15,6 +15,7 @@ import pytest
 
 from grpo import report
 from grpo.report import build, payload
+from grpo.report_page import ASSETS
 from grpo.report_panels import sections
 from grpo.tracking import NullTracker, RunLog, rollout_row
 from grpo.types import Score
@@ -95,7 +96,7 @@ def test_alarms_are_told_as_stretches_of_steps(fresh: Path) -> None:
     for step, raised in enumerate([0, 1, 1, 0, 1]):
         log.step(step, {"alarm/no_signal": raised, "alarm/early_stop": 0})
     data = payload(fresh)
-    assert data["alarms"] == [{"name": "no_signal", "spans": [[1, 2], [4, 4]]}]
+    assert data["alarms"] == [{"name": "no_signal", "spans": [[1, 2], [4, 4]], "message": None}]
     assert "alarm/no_signal" not in data["series"]
 
 
@@ -113,8 +114,8 @@ def test_what_a_model_wrote_never_becomes_markup(fresh: Path, reply: str) -> Non
 
 
 def test_no_script_of_the_page_makes_markup_from_text() -> None:
-    ours = [path for path in report._ASSETS.glob("*.js") if path.name != "uplot.min.js"]
-    assert len(ours) == 4
+    ours = [path for path in ASSETS.glob("*.js") if path.name != "uplot.min.js"]
+    assert len(ours) == 6
     for path in ours:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", path.read_text()), path
 
@@ -195,4 +196,4 @@ def test_the_script_prints_each_path_and_refuses_what_is_no_run_folder(run: Path
 
 
 def test_the_vendored_chart_library_keeps_its_licence() -> None:
-    assert "MIT License" in (report._ASSETS / "uplot.LICENSE").read_text()
+    assert "MIT License" in (ASSETS / "uplot.LICENSE").read_text()

@@ -1,7 +1,7 @@
 "use strict";
 // One uPlot chart a panel. All charts share the cursor, so that a step can be read across them.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const curveColour = (index) => css(`--curve-${(index % 3) + 1}`);
+const curveColour = (index) => css(`--curve-${(index % 6) + 1}`);
 const faint = (colour, alpha) =>
   colour +
   Math.round(alpha * 255)
@@ -162,9 +162,34 @@ function drawSections(page, data) {
   }
   // Other themes are other colours, which uPlot reads again when it draws.
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
-    charts.forEach(([chart]) => chart.redraw()),
+    charts.filter(([, holder]) => holder.isConnected).forEach(([chart]) => chart.redraw()),
   );
   addEventListener("resize", () =>
-    charts.forEach(([chart, holder]) => chart.setSize({ width: Math.max(200, holder.clientWidth), height: 190 })),
+    charts
+      .filter(([, holder]) => holder.isConnected)
+      .forEach(([chart, holder]) => chart.setSize({ width: Math.max(200, holder.clientWidth), height: 190 })),
+  );
+}
+
+function drawAlarmList(page, data) {
+  if (!data.alarms.length) return;
+  const stretch = ([first, last]) => (first === last ? `step ${first}` : `steps ${first} to ${last}`);
+  const items = data.alarms.map((alarm) =>
+    make(
+      "li",
+      null,
+      make("strong", null, words(alarm.name)),
+      `, ${alarm.spans.map(stretch).join(", ")}`,
+      alarm.message ? `: ${alarm.message}.` : "",
+    ),
+  );
+  page.append(
+    make("h2", null, "Alarms"),
+    make(
+      "div",
+      { class: "card alarms" },
+      "Marked ▼ on every curve where they were raised.",
+      make("ul", null, ...items),
+    ),
   );
 }

@@ -49,20 +49,20 @@ function drawClosing(page, data) {
   );
 }
 
-function drawAlarmList(page, data) {
-  if (!data.alarms.length) return;
-  const stretch = ([first, last]) => (first === last ? `step ${first}` : `steps ${first} to ${last}`);
-  const items = data.alarms.map((alarm) =>
-    make("li", null, make("strong", null, words(alarm.name)), `: ${alarm.spans.map(stretch).join(", ")}`),
+function drawEvaluation(page, data) {
+  if (!data.evaluation) return;
+  const { columns, rows, verdicts, tasks } = data.evaluation;
+  const told = verdicts.map(({ name, judgement, reason }) =>
+    make(
+      "p",
+      null,
+      make("strong", { class: /worse|hacking/.test(judgement) ? "bad" : "good" }, `${name}: ${judgement}`),
+      ` ${reason}`,
+    ),
   );
   page.append(
-    make("h2", null, "Alarms"),
-    make(
-      "div",
-      { class: "card alarms" },
-      "Marked ▼ on every curve where they were raised.",
-      make("ul", null, ...items),
-    ),
+    make("h2", null, "Evaluation"),
+    make("div", { class: "card" }, make("p", { class: "soft" }, tasks), table("closing", columns, rows), ...told),
   );
 }
 
@@ -71,7 +71,9 @@ function drawAlarmList(page, data) {
   const page = document.getElementById("page");
   drawHeader(page, data);
   drawClosing(page, data);
+  drawEvaluation(page, data);
   drawAlarmList(page, data);
+  if (data.group_advice) page.append(make("p", { class: "soft", id: "group-advice" }, data.group_advice));
   drawSections(page, data);
   if (data.episodes.length) drawViewer(page, data);
 })();

@@ -222,7 +222,7 @@ function drawViewer(page, data) {
   }
 
   addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey || event.target.tagName === "SELECT") return;
+    if (!view.isConnected || event.altKey || event.ctrlKey || event.metaKey || event.target.tagName === "SELECT") return;
     const box = view.getBoundingClientRect();
     if (box.bottom < 0 || box.top > innerHeight) return;
     const moves = {
