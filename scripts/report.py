@@ -1,6 +1,7 @@
-"""Builds the HTML report of run folders and prints where each went.
+"""Builds the HTML report of runs and sweeps and prints where each went.
 
-python scripts/report.py outputs/maze_laptop/2026-11-30_17-00-00
+    python scripts/report.py outputs/maze/2026-11-30_18-48-50-762343        # with the newest evaluation, if there is one
+    python scripts/report.py outputs/maze/sweep_2026-11-30_19-00-00-000000  # all trials side by side
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from grpo.report import build
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="a run folder; finished or not")
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="of a run or a sweep; finished or not")
     exit_code = 0
     for folder in parser.parse_args().folders:
         try:
