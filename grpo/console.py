@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,11 @@ class _Written(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
+
+    def close(self) -> None:
+        # It tries once more to write what is left over.
+        with suppress(OSError):
+            super().close()
 
 
 class _Printed(logging.Handler):
