@@ -75,7 +75,7 @@ def test_a_full_disk_fails_the_save_by_name_keeps_the_older_checkpoint_and_leave
     older = disk.folder / "checkpoints/step_000001"
     write_folder(older, lambda aside: write_json(aside / "state.json", {}))
     with pytest.raises(DiskError) as caught:
-        save_checkpoint(disk.folder, 2, policy, adam, keep=1)
+        save_checkpoint(disk.folder, 2, policy, adam, keep=1, record={})
     told = str(caught.value)
     assert told.startswith(f"{disk.folder}/checkpoints/step_000002: the checkpoint could not be written: the ")
     assert re.search(r"\(\d+\.\d+ MiB are needed, \d+\.\d+ MiB are free\)", told)
@@ -163,8 +163,9 @@ def test_a_kill_at_any_move_of_pruning_leaves_only_whole_checkpoints(tmp_path: P
         assert all(checkpoint.damage(path) is None for path in left)
         assert left[-1].name == "step_000003"
         if done:
-            break
-    assert len(left) == 1
+            assert len(left) == 1
+            return
+    raise AssertionError("it never came to its end")
 
 
 def killed_at(last: int, work: Callable[[], None]) -> bool:
