@@ -117,7 +117,10 @@ def _resumed(words: Sequence[str]) -> Path | None:
 
 def _saved_in(resumed: str) -> Path:
     """Where the config of a run to be resumed can be read: its folder, or what was fetched from its address."""
-    return storage.saved_config(resumed) if storage.is_remote(resumed) else Path(resumed).expanduser().resolve()
+    if not storage.is_remote(resumed):
+        return Path(resumed).expanduser().resolve()
+    with storage.refusal("resume"):
+        return storage.saved_config(resumed)
 
 
 def _check(
@@ -202,10 +205,19 @@ def _folder(
     folder = _saved_in(resumed)
     if not (folder / "config.yaml").is_file():
         raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resumed!r}")])
-    faults = resume.faults(folder, trials[0].run)
+    _refuse_changed(folder, trials[0].run)
+    return storage.local_folder(resumed, trials[0].run)
+
+
+def _refuse_changed(folder: Path, run: RunConfig) -> None:
+    """Raises ConfigError if the run in `folder` may not go on as `run`."""
+    faults = resume.faults(folder, run)
+    if run.resume is not None and storage.is_remote(run.resume):
+        # What was fetched to decide this is of no use to the reader.
+        told = [fault.problem.replace(str(folder), run.resume.rstrip("/")) for fault in faults]
+        faults = [Fault(key=fault.key, problem=problem) for fault, problem in zip(faults, told, strict=True)]
     if faults:
         raise ConfigError(faults)
-    return storage.local_folder(resumed, trials[0].run)
 
 
 def reach(command: Command) -> Mapping[str, Mapping[Split, Ceiling | None]]:
@@ -244,6 +256,7 @@ def claim(command: Command) -> Path:
     run = command.trials[0].run
     if run.resume is not None:
         storage.bring_up_to_date(run, folder)
+        _refuse_changed(folder, run)
         return folder
     if (folder / "config.yaml").exists() and not command.prepared:
         raise taken

@@ -43,7 +43,7 @@ class Replica:
         self._remote, self._folder, self._keep = remote, folder, keep
         self.started_with = max(self._local(), default=0)
         """Step of the newest checkpoint that this start goes on from."""
-        self._tidied = self._looked = False
+        self._tidied = self._looked = self._result_there = False
         self._uploaded: dict[int, bytes] = {}
         self._copied: dict[str, Signature] = {}
 
@@ -57,6 +57,9 @@ class Replica:
         if not self._looked:
             self._look()
         try:
+            if self._result_there and (self._folder / "config.yaml").exists() and not (self._folder / RESULT).exists():
+                self._remote.delete([RESULT])  # the run goes on: it was given more steps
+                self._result_there = False
             self._checkpoints()
             changed = self._changed() if records else []
             for done, name in enumerate(changed):
@@ -76,6 +79,7 @@ class Replica:
             names = self._remote.names()
             self._tidied = True
         self._uploaded = {step: self._remote.read(f"{step_folder(step)}/{DONE}") for step in complete_steps(names)}
+        self._result_there = RESULT in names
         self._looked = True
 
     def _tidy(self, names: Mapping[str, int]) -> None:
@@ -107,17 +111,21 @@ class Replica:
         return found
 
     def _checkpoints(self) -> None:
-        while waiting := {
-            step: done
-            for step, done in self._local().items()
-            if done not in (self._uploaded.get(step), self.damaged.get(step))
-        }:
+        while waiting := self._waiting():
             for name in RESUMED_FROM:
                 if _signature(self._folder / name) not in (None, self._copied.get(name)):
                     self._copy(name)
             step = max(waiting)
             self._checkpoint(step, waiting[step])
             self._prune()
+
+    def _waiting(self) -> dict[int, bytes]:
+        """{step: DONE} of the checkpoints that are still to be copied."""
+        local = self._local()
+        self.damaged = {step: done for step, done in self.damaged.items() if local.get(step) == done}
+        return {
+            step: done for step, done in local.items() if done not in (self._uploaded.get(step), self.damaged.get(step))
+        }
 
     def _checkpoint(self, step: int, done: bytes) -> None:
         folder = step_folder(step)

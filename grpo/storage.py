@@ -34,12 +34,16 @@ FETCHED_AT_ONCE = 8
 def address_of(run: RunConfig, folder: Path) -> str | None:
     """Where the run in `folder` is copied to; None for a run that stays where it is.
 
-    A run resumed from an address goes on there. A trial's place is below its sweep's, which is known by its record.
+    A run resumed from an address goes on there. Below scratch_dir a folder has the same place below output_dir; one
+    that was put elsewhere goes by its name, a trial (whose sweep is known by its record) also by its sweep's.
     """
     if run.resume is not None and is_remote(run.resume):
         return run.resume.rstrip("/")
     if not is_remote(run.runtime.output_dir):
         return None
+    scratch = Path(run.runtime.scratch_dir).resolve()
+    if folder.is_relative_to(scratch / run.name):
+        return join(run.runtime.output_dir, *folder.relative_to(scratch).parts)
     sweep = next((parent for parent in folder.parents if (parent / "sweep.json").is_file()), folder)
     return join(run.runtime.output_dir, run.name, *folder.relative_to(sweep.parent).parts)
 
@@ -84,24 +88,26 @@ def refusal(key: str) -> Iterator[None]:
 
 @cache
 def saved_config(address: str) -> Path:
-    """A folder, gone when the program ends, with the config.yaml and the run.json of the run at an address."""
+    """What decides whether a run may go on, in a folder that is gone when the program ends. Raises StorageError."""
     folder = Path(tempfile.mkdtemp(prefix="run-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with refusal("resume"):
-        remote = Remote(address)
-        for name in ("config.yaml", "run.json"):
-            (folder / name).write_bytes(remote.read(name))
+    remote = Remote(address)
+    remote.download("config.yaml", folder / "config.yaml")
+    there = remote.names()
+    for name in ("run.json", RESULT):
+        if name in there:
+            remote.download(name, folder / name)
     return folder
 
 
 def bring_up_to_date(run: RunConfig, folder: Path) -> None:
     """Before a run is resumed: put what S3 has in the folder's place, if that is newer. Raises ConfigError."""
     address = address_of(run, folder)
-    if address is None:
-        return
-    with refusal("resume"):
-        if "config.yaml" in Remote(address).names("config.yaml"):
-            local_copy(address, folder)
+    if address is not None:
+        with refusal("resume"):
+            # A run that died early may have left nothing there.
+            if is_remote(run.resume) or "config.yaml" in Remote(address).names("config.yaml"):
+                local_copy(address, folder)
 
 
 def local_copy(address: str, folder: Path | None = None) -> Path:

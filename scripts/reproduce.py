@@ -1,6 +1,7 @@
 """Run a saved run again and say whether it came out the same.
 
     python scripts/reproduce.py outputs/maze/2026-11-30_18-48-50-762343
+    python scripts/reproduce.py s3://my-bucket/runs/maze/2026-11-30_18-48-50-762343
     python scripts/reproduce.py RUN_FOLDER --strict          # refuse if anything that it was made from differs
     python scripts/reproduce.py RUN_FOLDER --check           # only list what differs, run nothing
 
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from safetensors.numpy import load_file
 
-from grpo import config, provenance
+from grpo import compose, config, provenance, storage
 from grpo.faults import ConfigError
 from grpo.files import write_json
 from grpo.reproduce import Difference, differences, metric_differences
@@ -37,16 +38,17 @@ LONGEST = 60
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("folder", metavar="RUN_FOLDER", help="or the address of a run on S3")
     parser.add_argument("--strict", action="store_true", help="refuse to run if anything differs")
     parser.add_argument("--check", action="store_true", help="list what differs and run nothing")
     parser.add_argument("--output", type=Path, help="the new run's folder (default: beside the old one)")
     options = parser.parse_args(arguments)
-    console, folder = Console(), options.folder.resolve()
+    console = Console()
     try:
+        folder = storage.local_copy(options.folder).resolve()
         changed = _changed(folder)
-    except (OSError, ConfigError) as error:
-        sys.stderr.write(f"{folder} cannot be reproduced: {error}\n")
+    except (OSError, ConfigError, storage.StorageError) as error:
+        sys.stderr.write(f"{options.folder} cannot be reproduced: {error}\n")
         return 2
     _show(console, changed)
     if options.check:
@@ -84,6 +86,9 @@ def _short(value: Any) -> str:
 
 def _run(folder: Path, new: Path) -> bool:
     saved = ["--config-path", str(folder), "--config-name", "config"]
+    if storage.is_remote(config.load(folder).runtime.output_dir):
+        # Made again here: who may read a run on S3 need not be allowed to write there.
+        saved.append(f"runtime.output_dir={compose.quoted(str(new.parent))}")
     return subprocess.run([sys.executable, str(ROOT / "train.py"), *saved, f"hydra.run.dir={new}"]).returncode == 0
 
 

@@ -21,9 +21,10 @@ from typing import Any, Literal
 import boto3
 from moto.server import ThreadedMotoServer
 
-Fault = Literal["busy", "cut", "lost", "short", "slow", "hang", "corrupt"] | None
+Fault = Literal["busy", "denied", "cut", "lost", "short", "slow", "hang", "corrupt"] | None
 """
-busy     503 SlowDown, nothing done          cut      the connection closes in the middle of the body, nothing done
+busy     503 SlowDown, nothing done          denied   403, nothing done
+cut      the connection closes in the middle of the body, nothing done
 lost     done, but the answer never comes    short    the answer's body ends in the middle
 slow     done after a while                  hang     no answer until the test ends
 corrupt  a bit of the body flips on its way
@@ -65,10 +66,20 @@ class S3:
         self._server.shutdown()
         self._server.server_close()
 
+    def reset(self) -> None:
+        """No fault, no requests seen, an empty bucket."""
+        self.fault, self.after = (lambda request: None), (lambda: None)
+        self.seen.clear()
+        for key in self.keys():
+            self.direct.delete_object(Bucket=BUCKET, Key=key)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Past the proxy, as all that follows."""
+        return [each["Key"] for each in self.direct.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
+
     def objects(self, prefix: str = "") -> dict[str, bytes]:
-        """{key: content}, past the proxy."""
-        keys = [each["Key"] for each in self.direct.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
-        return {key: self.direct.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+        """{key: content}."""
+        return {key: self.direct.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in self.keys(prefix)}
 
     def broken_promise(self, prefix: str) -> str | None:
         """Why a checkpoint with a DONE could not be resumed from; None if all could."""
@@ -99,10 +110,8 @@ def s3_server() -> Iterator[S3]:
         yield s3
     finally:
         s3.die()
-        s3.direct.delete_objects(
-            Bucket=BUCKET, Delete={"Objects": [{"Key": key} for key in s3.objects()] or [{"Key": "x"}]}
-        )
-        s3.direct.delete_bucket(Bucket=BUCKET)
+        s3.reset()
+        s3.direct.delete_bucket(Bucket=BUCKET)  # moto keeps its buckets as long as the process
         moto.stop()
 
 
@@ -135,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(
                 503, b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             )
+        elif fault == "denied":
+            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
         elif fault == "hang":
             s3.released.wait()
             self._hang_up()
