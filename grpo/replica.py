@@ -186,7 +186,7 @@ class Replica:
         names = []
         for path in self._folder.rglob("*"):
             parts = path.relative_to(self._folder).parts
-            passing = path.name.endswith((".tmp", ".part")) or any(part.startswith(".") for part in parts)
+            passing = path.name.endswith((".tmp", ".part", ".lock")) or any(part.startswith(".") for part in parts)
             if parts[0] not in NOT_COPIED and not passing and path.is_file() and not path.is_symlink():
                 name = "/".join(parts)
                 if _signature(path) != self._copied.get(name):

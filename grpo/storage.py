@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from omegaconf import DictConfig, OmegaConf
 
+from grpo import lock
 from grpo.faults import ConfigError, Fault
 from grpo.s3 import Remote, StorageError, is_remote, join
 from grpo.schema import RunConfig
@@ -114,7 +115,7 @@ def local_copy(address: str, folder: Path | None = None) -> Path:
     """The run at `address` as a local folder with its newest whole checkpoint; fetched, unless one as new is there.
 
     Where none is named, the folder is the one in which the run's own config would have made it. A path is given back
-    as it is. Raises StorageError.
+    as it is. Raises StorageError, and ConfigError where a process is at work in the folder that is to be replaced.
     """
     if not is_remote(address):
         return Path(address)
@@ -131,6 +132,8 @@ def local_copy(address: str, folder: Path | None = None) -> Path:
     shutil.rmtree(part, ignore_errors=True)
     _fetch(remote, objects, part)
     if folder.exists():
+        with lock.held(folder):
+            pass  # nobody is at work in what is now moved
         kept = next(path for path in _older(folder) if not path.exists())
         folder.rename(kept)
         log.warning("%s was older than %s (%s); kept as %s", folder, remote.address, _told(here), kept.name)

@@ -131,8 +131,10 @@ def test_all_of_a_run_is_on_s3_at_its_end_and_nothing_else(s3: S3, tmp_path: Pat
 
 
 SCHEDULES = range(12)
+"""Of faults, each drawn from its seed; all 12 take a minute."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_whatever_breaks_a_done_on_s3_never_lies_and_all_arrives_in_the_end(
     seed: int, s3: S3, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -245,7 +247,7 @@ def test_what_is_no_part_of_a_run_is_not_copied(s3: S3, tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run")
     (run.folder / "secret.txt").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("not ours")
-    for name in ("wandb/run.wandb", "images/a.tmp", ".adapter.part/x", "checkpoints/.step_000002.part/x"):
+    for name in ("run.lock", "wandb/run.wandb", "images/a.tmp", ".adapter.part/x", "checkpoints/.step_000002.part/x"):
         (run.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (run.folder / name).write_text("x")
     Replica(impatient(), run.folder, keep=2).catch_up(records=True)
