@@ -3,6 +3,7 @@
     python scripts/benchmark.py rollouts
     python scripts/benchmark.py step --trl-python VENV/bin/python
     python scripts/benchmark.py maze --visgym CHECKOUT --visgym-python VENV/bin/python
+    python scripts/benchmark.py rewards
     python scripts/benchmark.py train --seeds 0,1,2
     python scripts/benchmark.py all --output benchmark.json
 
@@ -35,6 +36,8 @@ BENCHMARKS = {
     "rollouts": "rollouts over a kept cache against model.generate over the whole history",
     "step": "one GRPO step against TRL's GRPOTrainer",
     "maze": "the maze environment against VisGym's",
+    "rewards": "evaluations of each reward term",
+    "manifest": "a manifest of a million rows",
     "startup": "how soon train.py answers",
     "train": "the whole main job: time, memory, solved",
 }
@@ -93,13 +96,22 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     option(
         "--model", learning, default="models/tiny_qwen3_vl", metavar="FOLDER", help="default: the shipped tiny model"
     )
-    option("--repeats", ("rollouts", "maze"), type=int, default=3, metavar="N", help="medians are of so many runs (3)")
+    option(
+        "--repeats",
+        ("rollouts", "maze", "rewards"),
+        type=int,
+        default=3,
+        metavar="N",
+        help="medians are of so many runs (3)",
+    )
     option("--episodes", ("rollouts",), type=int, default=64, metavar="N", help="played on each side (64)")
     option("--steps", ("step",), type=int, default=3, metavar="N", help="GRPO steps on each side (3)")
     option("--trl-python", ("step",), metavar="PYTHON", help="interpreter that has TRL")
     option("--mazes", ("maze",), type=int, default=1000, metavar="N", help="new mazes for each figure (1000)")
     option("--visgym", ("maze",), type=Path, metavar="CHECKOUT", help="checkout of github.com/visgym/VisGym")
     option("--visgym-python", ("maze",), metavar="PYTHON", help="interpreter that has what VisGym needs")
+    option("--evaluations", ("rewards",), type=int, default=20_000, metavar="N", help="of each term (20000)")
+    option("--rows", ("manifest",), type=int, default=1_000_000, metavar="N", help="of the manifest (1000000)")
     option("--seeds", ("train",), type=_seeds, default=[0], metavar="0,1,2", help="one main job each (0)")
 
 

@@ -40,6 +40,22 @@ def test_the_maze_benchmark_gives_positive_figures_and_writes_them(tmp_path: Pat
     assert written["machine"]["cores"] >= 1
 
 
+def test_every_reward_term_of_text_is_measured(tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    assert benchmark.main(["rewards", "--evaluations", "50", "--repeats", "1", "--output", str(output)]) == 0
+    figures = json.loads(output.read_text())["results"][0]["figures"]
+    assert len(figures) == 14
+    assert all(figure["ours"] > 0 for figure in figures)
+
+
+@pytest.mark.slow
+def test_a_manifest_is_trained_on_from_nothing_and_read_faster_the_second_time(tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    assert benchmark.main(["manifest", "--rows", "20000", "--output", str(output)]) == 0
+    details = json.loads(output.read_text())["results"][0]["details"]
+    assert details["again"][1] < details["first"][1]
+
+
 def test_every_step_on_a_new_maze_draws_a_frame_and_a_random_walk_draws_few() -> None:
     env = Maze2D(size=9, max_turns=20, cell_pixels=25, aligned=False, random_rooms=0.0, instructions="full")
     _, drawn = maze.ours(env, 5, first_seed=0)
