@@ -317,7 +317,7 @@ def test_an_adapter_that_is_empty_is_not_saved_as_complete(tmp_path: Path, polic
             Path(folder).mkdir(parents=True)
             save_file({}, Path(folder) / "adapter_model.safetensors")
 
-    empty = SimpleNamespace(model=Nothing())
+    empty = SimpleNamespace(model=Nothing(), trainable=policy.trainable)
     optimizer = torch.optim.AdamW(policy.trainable)
     with pytest.raises(RuntimeError, match="holds no tensors"):
         save_checkpoint(tmp_path, 1, empty, optimizer, keep=1, record={})  # pyright: ignore[reportArgumentType]

@@ -94,6 +94,7 @@ def play_and_train(run: RunConfig, env: Env, tasks_of_steps: Sequence[Sequence[T
             folder=folder,
             log=RunLog(folder, make_tracker(run.tracker)),
             console=Console(run.runtime.steps),
+            made_from={},  # goes into saved adapters; nothing is saved here
         )
         return [_one_step(parts, tasks, step) for step, tasks in enumerate(tasks_of_steps, start=1)]
 
