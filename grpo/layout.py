@@ -32,7 +32,7 @@ class Layout:
 
 def layout(
     engine: schema.LocalEngine | schema.SkyrlEngine,
-    cluster: schema.LocalCluster | schema.RayCluster | schema.HyperpodCluster | schema.SlurmCluster,
+    cluster: schema.AnyCluster,
 ) -> Layout:
     """Raises ConfigError if the engines do not fit the cluster's GPUs."""
     if isinstance(engine, schema.LocalEngine):

@@ -13,7 +13,7 @@ from grpo import config
 from grpo.faults import ConfigError, Fault
 from grpo.interfaces import DataError, Env
 from grpo.layout import layout
-from grpo.schema import LocalCluster, LocalEngine, RayCluster, RunConfig
+from grpo.schema import LocalEngine, RunConfig, SlurmCluster
 from grpo.types import SPLITS, Split, Task
 
 CEILING_TASKS = 128
@@ -137,7 +137,7 @@ def blockers(run: RunConfig) -> list[Fault]:
     elif run.adapter.type == "none":
         problem = "adapter=none can be composed and checked, but engine=local trains an adapter; use adapter=lora"
         faults.append(Fault(key="adapter.type", problem=problem))
-    if not isinstance(run.cluster, LocalCluster | RayCluster):
+    if isinstance(run.cluster, SlurmCluster):
         problem = (
             f"cluster={run.cluster.name} can be composed and checked, but nothing is submitted yet; use cluster=local"
         )

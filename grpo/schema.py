@@ -265,13 +265,53 @@ class RayCluster(RayJobsCluster):
     """Plain http without a token to a host that is neither this machine nor inside the cluster."""
 
 
-class HyperpodCluster(RayJobsCluster):
-    name: Literal["hyperpod"]
-    cluster_name: str
-    namespace: str
-    image: str
+class KubeRayCluster(SentCluster):
+    """What KubeRay is asked to make on Kubernetes."""
+
+    namespace: Annotated[str, Field(min_length=1)]
+    kube_context: str | None
+    """Of the kubeconfig; null: its current one."""
+    image: Annotated[str, Field(min_length=1)]
+    """By digest, ADDRESS@sha256:…; whatever else is refused when a manifest is made from it."""
+    head_instance_type: str
+    head_cpus: Positive
+    head_memory_gib: Positive
+    worker_instance_type: str
     nodes: Positive
     gpus_per_node: Positive
+    worker_cpus: Positive
+    worker_memory_gib: Positive
+    shared_claim: Annotated[str, Field(min_length=1)]
+    """The ReadWriteMany claim behind shared_dir."""
+    storage_class: str
+    storage_gib: Positive
+    service_account: str | None
+    secrets: list[str]
+    """Names of Kubernetes secrets; each of their keys becomes a variable of head and workers."""
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    """Of the RayCluster or RayJob, for what add-ons of the cluster ask for."""
+    queue_name: str | None
+    """Kueue's."""
+    priority_class: str | None
+    """Kueue's."""
+
+
+class HyperpodCluster(RayJobsCluster, KubeRayCluster):
+    """A standing cluster that takes jobs through HyperPod's authenticated endpoint."""
+
+    name: Literal["hyperpod"]
+    cluster_name: Annotated[str, Field(min_length=1)]
+
+
+class HyperpodRayjobCluster(KubeRayCluster):
+    """A cluster of its own for every trial, made and removed by KubeRay; the image holds the code."""
+
+    name: Literal["hyperpod_rayjob"]
+    shared_dir: Annotated[str, Field(min_length=1)]
+    code_dir: Annotated[str, Field(min_length=1)]
+    """Where the image has this project."""
+    python: Annotated[str, Field(min_length=1)]
 
 
 class SlurmCluster(Strict):
@@ -280,6 +320,9 @@ class SlurmCluster(Strict):
     nodes: Positive
     gpus_per_node: Positive
     time_minutes: Positive
+
+
+AnyCluster = LocalCluster | RayCluster | HyperpodCluster | HyperpodRayjobCluster | SlurmCluster
 
 
 class WandbTracker(Strict):
@@ -324,6 +367,6 @@ class RunConfig(Strict):
     reward: RewardConfig
     env: EnvConfig
     engine: Annotated[LocalEngine | SkyrlEngine, Field(discriminator="name")]
-    cluster: Annotated[LocalCluster | RayCluster | HyperpodCluster | SlurmCluster, Field(discriminator="name")]
+    cluster: Annotated[AnyCluster, Field(discriminator="name")]
     tracker: Annotated[WandbTracker | NoTracker, Field(discriminator="name")]
     runtime: RuntimeConfig

@@ -49,9 +49,9 @@ class Attempt:
 
     @property
     def id(self) -> str:
-        """The same for whoever asks: at most 63 lower-case letters, digits and dashes, as Kubernetes wants names."""
+        """The same for whoever asks: lower-case letters, digits and dashes, and at most the 47 that KubeRay takes."""
         place = hashlib.sha256(str(self.sweep.resolve()).encode()).hexdigest()[:8]
-        name = re.sub(r"[^a-z0-9]+", "-", f"{self.run.name}-{self.folder}".lower()).strip("-")[:24].strip("-")
+        name = re.sub(r"[^a-z0-9]+", "-", f"{self.run.name}-{self.folder}".lower()).strip("-")[:16].strip("-")
         return f"grpo-{name}-{place}-{self.fingerprint[:8]}-{self.number}"
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo.config import ConfigError, Fault, RunConfig
-from grpo.schema import LocalCluster, RayCluster, SentCluster
-from launchers import local, package
+from grpo.schema import HyperpodCluster, HyperpodRayjobCluster, LocalCluster, RayCluster, SentCluster
+from launchers import kube, local, package
 from launchers.cluster import Attempt, Cluster, Policy
 from launchers.record import fingerprint
 
@@ -40,6 +40,18 @@ def connect(run: RunConfig, say: Callable[[str], None]) -> Cluster:
         token = os.environ.get(settings.token_env)
         check_address(settings.address, has_token=bool(token), allow_insecure=settings.allow_insecure)
         return RayJobs(settings, settings.address, token=token, say=say, root=package.ROOT)
+    if isinstance(settings, HyperpodCluster):
+        from launchers.ray_jobs import RayJobs
+
+        _need("sagemaker_ray", "hyperpod")
+        kube.use_context(settings.kube_context)
+        address = f"sagemaker_ray://{settings.cluster_name}/{settings.namespace}"
+        return RayJobs(settings, address, token=None, say=say, root=package.ROOT)
+    if isinstance(settings, HyperpodRayjobCluster):
+        from launchers.rayjob import RayJobObjects
+
+        _need("kubernetes", "hyperpod")
+        return RayJobObjects(settings, say=say)
     raise AssertionError("grpo.plan refuses other clusters before a run starts")
 
 

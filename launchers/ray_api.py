@@ -27,6 +27,17 @@ EXISTS = "already exists"
 _STATUS = re.compile(r"status code (\d{3})[:.]? ?(.*)", re.DOTALL)
 
 
+_TOOLKIT = {
+    "Access denied": 403,
+    "not authorized": 403,
+    "Resource not found": 404,
+    "credentials may have expired": 401,
+    "public endpoint may not be enabled": 404,
+    "ubeconfig": 400,
+}
+"""What HyperPod's toolkit says where waiting does not help, as the HTTP code that it stands for."""
+
+
 class Answer(Exception):
     """The server's own refusal, in its words."""
 
@@ -101,9 +112,12 @@ def translated(error: Exception) -> Exception:
         # Ray's own text speaks of RAY_AUTH_MODE, which has nothing to do with a proxy's session.
         return Unreachable("the cluster refuses this session or token (HTTP 401 or 403)")
     from_toolkit = type(error).__name__ in ("TokenAcquisitionError", "KubeconfigError")
+    if from_toolkit:
+        code = next((code for sign, code in _TOOLKIT.items() if sign in str(error)), None)
+        return Unreachable(str(error)) if code is None else Answer(code, str(error))
     away = (ConnectionError, OSError, ClientError, requests.RequestException)
     closed = isinstance(error, RuntimeError) and ("WebSocket" in str(error) or "Version check" in str(error))
-    if isinstance(error, away) or found or from_toolkit or closed:
+    if isinstance(error, away) or found or closed:
         return Unreachable(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return error
 

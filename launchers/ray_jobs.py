@@ -6,12 +6,11 @@ the driver, a run that wants all of them would wait for ever.
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from grpo.config import ConfigError, Fault
 from grpo.layout import layout
@@ -19,6 +18,7 @@ from grpo.schema import RayJobsCluster
 from launchers import address as addresses
 from launchers import package
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
+from launchers.entrypoint import remote_folder, shell_line
 from launchers.outcome import MARK, tail
 from launchers.ray_api import Answer, RayApi
 from launchers.ray_logs import LogStream, complete
@@ -56,13 +56,15 @@ class RayJobs(Cluster):
         try:
             self._api.call(
                 lambda client: client.submit_job(
-                    entrypoint=entrypoint(attempt),
+                    entrypoint=self._entrypoint(attempt),
                     submission_id=attempt.id,
                     # A dict of its own each time: the client writes into it.
                     runtime_env={"working_dir": packed, "env_vars": environment},
                 )
             )
         except Answer as error:
+            if error.code in (401, 403, 404):  # of what stands before the cluster, which may be back soon
+                raise Unreachable(str(error)) from error
             if not error.exists:
                 raise Refused(f"the cluster refused the job: {error}") from error
 
@@ -118,8 +120,11 @@ class RayJobs(Cluster):
         with tempfile.TemporaryDirectory() as scratch:
             built = package.build(attempts, Path(scratch) / PACKAGE, self._settings.package_limit_mib, self._root)
             listed = package.listing(built)
-        jobs = [f"  {attempt.id}: {entrypoint(attempt)}" for attempt in attempts]
+        jobs = [f"  {attempt.id}: {self._entrypoint(attempt)}" for attempt in attempts]
         return "\n".join([f"address: {self._api.address}", listed, "jobs:", *jobs])
+
+    def _entrypoint(self, attempt: Attempt) -> str:
+        return shell_line(self._settings.python, package.config_name(attempt), remote_folder(attempt))
 
     def _build(self, attempts: Sequence[Attempt]) -> package.Package:
         target = attempts[0].sweep / PACKAGE
@@ -152,24 +157,6 @@ class RayJobs(Cluster):
             problem = f"{wanted}, the cluster has {sum(has):g} (by node: {', '.join(f'{count:g}' for count in has)})"
             way_out = "use fewer, or cluster.check_capacity=false for a cluster that grows on demand"
             raise ConfigError([Fault(key="cluster", problem=f"{problem} and would wait for ever; {way_out}")])
-
-
-def remote_folder(attempt: Attempt) -> str:
-    """Where the run's folder is for the nodes."""
-    settings = attempt.run.cluster
-    assert isinstance(settings, RayJobsCluster)
-    if settings.shared_dir is None:
-        return str(attempt.here.resolve())
-    output_dir = PurePosixPath(settings.shared_dir) / attempt.run.runtime.output_dir
-    return str(output_dir / attempt.run.name / attempt.sweep.name / attempt.folder)
-
-
-def entrypoint(attempt: Attempt) -> str:
-    """One shell line; whatever the folder's name holds reaches the trial as it is."""
-    settings = attempt.run.cluster
-    assert isinstance(settings, RayJobsCluster)
-    words = ["--config", package.config_name(attempt), "--folder", remote_folder(attempt)]
-    return shlex.join([settings.python, "-m", "launchers.trial", *words])
 
 
 def check_address(address: str, *, has_token: bool, allow_insecure: bool) -> None:

@@ -47,6 +47,8 @@ class _Watch:
     signs: SignsOfLife
     began: float = field(default_factory=time.monotonic)
     sent: bool = False
+    waiting_since: float | None = None
+    """A queue may suspend an attempt that ran; it then waits anew."""
     told: str = ""
     """What was last said to the person who watches."""
 
@@ -192,7 +194,8 @@ class _Life:
             self._ended(place, self._outcome(watch.attempt, status), stop_on_error=stop_on_error)
 
     def _waiting(self, place: int, watch: _Watch, note: str, *, stop_on_error: bool) -> None:
-        waited = time.monotonic() - watch.began
+        watch.waiting_since = watch.waiting_since or time.monotonic()
+        waited = time.monotonic() - watch.waiting_since
         if waited > self.policy.start_minutes * 60:
             told = f"not started within {self.policy.start_minutes:g} minutes: {note or 'no reason given'}"
             self._end_early(place, watch, outcome.failed("not started", told), stop_on_error)
@@ -203,6 +206,7 @@ class _Life:
         self._mark(place, "pending", note)
 
     def _running(self, place: int, watch: _Watch, *, stop_on_error: bool) -> None:
+        watch.waiting_since = None
         silence = watch.signs.silence(self.policy.stall_minutes)
         if silence and not watch.told:
             self._say(f"trial {watch.attempt.folder} has stalled: {silence}", style="yellow")

@@ -66,7 +66,7 @@ class Head:
         raise TimeoutError(f"no Ray at {self.address}: {(self.folder / 'start.log').read_text()[-2000:]}")
 
     def stop(self) -> None:
-        """End the processes of this head alone: those that name its folder."""
+        """End the processes of this head alone, its jobs' too: as when its pod is gone."""
         for _ in range(3):
             found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
             for pid in found:
@@ -76,8 +76,9 @@ class Head:
 
     def _is_ours(self, pid: int) -> bool:
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            return pid != os.getpid() and str(self.folder).encode() in words
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            works_in = os.readlink(f"/proc/{pid}/cwd")  # a job's process does, in what was unpacked for it
+            return pid != os.getpid() and str(self.folder) in f"{words} {works_in}"
         return False
 
     @property
@@ -139,7 +140,9 @@ if seed >= 100:
 def trivial_project(folder: Path) -> Path:
     """A project whose train.py ends at once; its objective is a tenth of the seed. 3 fails, 4 is killed once."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("conf", "grpo", "rewards", "envs", "launchers", "pyproject.toml"):
+    for name in ("conf", "grpo", "rewards", "envs", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
+    # A copy: launchers.trial runs the train.py that lies beside it.
+    shutil.copytree(ROOT / "launchers", folder / "launchers", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "train.py").write_text(TRIVIAL)
     return folder

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from grpo import schema
 from grpo.compose import GROUPS
 
-GIVEN = {"cluster=hyperpod": ["cluster.image=registry/image@sha256:0"], "experiment=maze_hyperpod": ["cluster.image=x"]}
+GIVEN = {
+    "cluster=hyperpod": ["cluster.image=registry/image@sha256:0"],
+    "cluster=hyperpod_rayjob": ["cluster.image=registry/image@sha256:0"],
+    "experiment=maze_hyperpod": ["cluster.image=x"],
+}
 """What an option leaves open on purpose (`???`)."""
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((configs.CONF / group).glob("*.yaml"))]
 
@@ -37,7 +41,7 @@ def test_the_groups_have_the_promised_options() -> None:
         *(f"reward={name}" for name in ("maze_strict", "maze_shaped", "maze_task_only", "vqa_strict")),
         *(f"env={name}" for name in ("maze_2d_mini", "maze_2d_easy", "maze_2d_hard", "visgym", "manifest")),
         *(f"engine={name}" for name in ("local", "skyrl")),
-        *(f"cluster={name}" for name in ("local", "ray", "hyperpod", "slurm")),
+        *(f"cluster={name}" for name in ("local", "ray", "hyperpod", "hyperpod_rayjob", "slurm")),
         *(f"tracker={name}" for name in ("wandb", "none")),
         *(f"experiment={name}" for name in ("maze_laptop", "maze_hyperpod")),
     }
@@ -184,7 +188,7 @@ def test_wild_words_are_read_or_refused_but_never_crash(words: list[str], sweep:
         assert told
 
 
-NOT_YET = {"SkyrlEngine", "RayCluster", "HyperpodCluster", "SlurmCluster"}
+NOT_YET = {"SkyrlEngine", "SlurmCluster"}
 """Sections that are refused when run, so that nothing reads them yet."""
 
 

@@ -74,7 +74,7 @@ def test_a_missing_key_is_told_with_what_the_section_takes() -> None:
     with pytest.raises(ConfigError) as caught:
         config.parse(data)
     assert str(caught.value).splitlines() == [
-        "config error: cluster.name: missing; wants one of 'local', 'ray', 'hyperpod', 'slurm'",
+        "config error: cluster.name: missing; wants one of 'local', 'ray', 'hyperpod', 'hyperpod_rayjob', 'slurm'",
         "tracker.mode: missing (tracker takes name, project, entity, mode)",
     ]
 

@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import configs
 import pytest
+from hyperpod_stub import wait_for
 from ray_head import Head, trivial_project
 from rich.console import Console
 
@@ -208,3 +210,24 @@ def test_a_launcher_that_lets_go_leaves_the_trial_running_and_attach_brings_it_h
     assert done.returncode == 0, done.stdout + done.stderr
     (only,) = record.read(tmp_path / "sweep")
     assert (only.state, only.attempts) == ("finished", 1)
+
+
+@pytest.mark.slow
+def test_a_head_that_is_started_anew_and_forgets_its_jobs_costs_an_attempt_and_no_result(
+    ray_head: Head, tmp_path: Path
+) -> None:
+    made = Sweep(ray_head, tmp_path, max_concurrent=1)
+    log = tmp_path / "sweep/0/output.log"
+
+    def restart() -> None:
+        wait_for(lambda: log.exists() and "line 3" in log.read_text())
+        ray_head.stop()
+        ray_head.start()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    records = made.launch(400, 2)
+    thread.join()
+    assert [(each.state, each.attempts) for each in records] == [("finished", 2), ("finished", 1)]
+    assert "failed in" in made.told and "trial 0 is tried again (head lost; 2 more at most)" in made.told
+    assert len(list((tmp_path / "sweep").glob("0_attempt_*/starts"))) == 1
