@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ class TermWorkers:
                     f"reward.terms.{name} cannot be sent to a worker process ({error}); keep plain values in its "
                     "fields, or use reward.workers=0"
                 ) from error
+        self._lock = threading.Lock()
         self._workers = [_Worker(terms, seconds) for _ in range(count)]
 
     def measure(self, transcripts: Sequence[Transcript]) -> list[Findings]:
@@ -51,7 +53,8 @@ class TermWorkers:
         # Neighbours stay together: siblings share frames, which are then sent once.
         cuts = [len(transcripts) * index // count for index in range(count + 1)]
         shares = [transcripts[start:end] for start, end in pairwise(cuts)]
-        with ThreadPoolExecutor(max_workers=count) as pool:
+        # One call at a time: an engine may judge from several threads, and a worker has one channel.
+        with self._lock, ThreadPoolExecutor(max_workers=count) as pool:
             found = pool.map(_Worker.measure, self._workers, shares)
             return [findings for share in found for findings in share]
 

@@ -22,6 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -176,7 +177,7 @@ def _evaluate(asked: Asked, contenders: Sequence[Contender], options: argparse.N
     from grpo.contest_view import show, write
     from grpo.evaluate import held_out
     from grpo.plan import reach
-    from grpo.reward import Mixture
+    from grpo.reward import make_mixture
 
     run = asked.run
     env = config.build_env(run)
@@ -184,11 +185,7 @@ def _evaluate(asked: Asked, contenders: Sequence[Contender], options: argparse.N
     tasks = {task.id: task for task in held_out(env, "test", options.tasks or run.runtime.test_episodes)}
     contest = Contest(
         env=env,
-        mixture=Mixture(
-            terms=config.build_rewards(run),
-            weights={name: term.weight for name, term in run.reward.terms.items()},
-            gate=run.reward.gate,
-        ),
+        mixture=make_mixture(run.reward, config.build_rewards(run)),
         tasks=list(tasks.values()),
         samples=options.samples,
         temperature=run.algorithm.temperature,
@@ -198,7 +195,8 @@ def _evaluate(asked: Asked, contenders: Sequence[Contender], options: argparse.N
     )
     names = [contender.name for contender in contenders]
     reference = "start" if "start" in names else names[0]
-    results = hold(contest, contenders, reference)
+    with closing(contest.mixture):
+        results = hold(contest, contenders, reference)
     reachable = reach(env, contest.tasks)
     table = show(results, contest, None if reachable is None else reachable.share, reference)
     write(asked.folder, results, contest, run, reference, table)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +285,7 @@ def test_a_manifest_that_was_checked_is_not_read_through_again_until_an_image_ch
     assert env.data_version() != version
 
 
-def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from envs import manifest
 
     env = built(tmp_path, sums(0, 3))
@@ -292,6 +294,22 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
         kept.write_bytes(kept.read_bytes()[:40])
     manifest._load.cache_clear()
     assert env.data_version() == version
+    manifest._load.cache_clear()
+    monkeypatch.setattr("envs.data.index._Scan.read", lambda *_: pytest.fail("read a third time"))
+    assert env.data_version() == version
+
+
+def test_workers_that_start_together_agree_and_share_the_tasks_out(tmp_path: Path) -> None:
+    env = built(tmp_path, sums(0, 200))
+    with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(_task_ids, [env] * 4))
+    assert found == [found[0]] * 4
+    shards = [set(ids[number::4]) for number, ids in enumerate(found)]
+    assert len(set.union(*shards)) == sum(map(len, shards)) == 64
+
+
+def _task_ids(env: Manifest) -> list[str]:
+    return [task.id for task in env.tasks("train", 64, seed=3)]
 
 
 def test_an_env_that_has_read_its_data_stays_small_when_it_is_sent_away(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock
 
 
 def cache_folder(name: str) -> Path:
@@ -17,8 +19,18 @@ def cache_folder(name: str) -> Path:
 
 
 @contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Wait until no other process of this machine is at work on `target`; where nothing can be locked, do not wait."""
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(target.with_name(f"{target.name}.lock")))
+        yield
+
+
+@contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `target` at the end, or nothing; whoever was first wins.
+    """A temporary folder that takes the place of `target` at the end, or leaves nothing.
 
     Raises OSError where nothing can be written.
     """
@@ -26,7 +38,7 @@ def written_whole(target: Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))
     try:
         yield work
-        with suppress(OSError):  # it exists already: another process made the same
-            os.replace(work, target)
+        shutil.rmtree(target, ignore_errors=True)  # what was there was damaged or is out of date
+        os.replace(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)

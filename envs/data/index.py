@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from envs.data import images, s3
-from envs.data.cache import cache_folder, written_whole
+from envs.data.cache import alone, cache_folder, written_whole
 from envs.data.rows import Row, RowError, Shown, read_row, shown
 from grpo.interfaces import DataError
 
@@ -78,16 +78,17 @@ def open_index(address: str, key: str, check: Check, checked_by: str) -> Index:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     name = hashlib.sha256(json.dumps([FORMAT, digest, folder, checked_by]).encode()).hexdigest()
     kept = cache_folder("manifests") / name
-    arrays = _kept(kept)
-    if arrays is None:
-        scan = _Scan(folder=folder)
-        scan.read(file, check)
-        arrays = scan.finished(key)
-        try:
-            with written_whole(kept) as work:
-                _keep(arrays, work)
-        except OSError as error:
-            log.warning("what was found in %s is not kept for the next start: %s", address, error)
+    with alone(kept):  # many workers may start at once: one looks, the others wait for what it found
+        arrays = _kept(kept)
+        if arrays is None:
+            scan = _Scan(folder=folder)
+            scan.read(file, check)
+            arrays = scan.finished(key)
+            try:
+                with written_whole(kept) as work:
+                    _keep(arrays, work)
+            except OSError as error:
+                log.warning("what was found in %s is not kept for the next start: %s", address, error)
     return Index(
         address=address,
         file=file,
