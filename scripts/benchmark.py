@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py rollouts
     python scripts/benchmark.py step --trl-python VENV/bin/python
+    python scripts/benchmark.py checkpoint
     python scripts/benchmark.py maze --visgym CHECKOUT --visgym-python VENV/bin/python
     python scripts/benchmark.py rewards
     python scripts/benchmark.py train --seeds 0,1,2
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "maze": "the maze environment against VisGym's",
     "rewards": "evaluations of each reward term",
     "manifest": "a manifest of a million rows",
+    "checkpoint": "what saving costs, as a share of the steps between two saves",
     "startup": "how soon train.py answers",
     "train": "the whole main job: time, memory, solved",
 }
@@ -91,7 +93,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
             parser.add_argument(flag, **settings)
 
     parser.add_argument("--output", type=Path, metavar="FILE", help="write everything measured as JSON")
-    learning = ("rollouts", "step", "train")
+    learning = ("rollouts", "step", "checkpoint", "train")
     option("words", learning, nargs="*", metavar="key=value", help="overrides, as on train.py's command line")
     option(
         "--model", learning, default="models/tiny_qwen3_vl", metavar="FOLDER", help="default: the shipped tiny model"
@@ -105,7 +107,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
         help="medians are of so many runs (3)",
     )
     option("--episodes", ("rollouts",), type=int, default=64, metavar="N", help="played on each side (64)")
-    option("--steps", ("step",), type=int, default=3, metavar="N", help="GRPO steps on each side (3)")
+    option("--steps", ("step", "checkpoint"), type=int, default=3, metavar="N", help="GRPO steps on each side (3)")
     option("--trl-python", ("step",), metavar="PYTHON", help="interpreter that has TRL")
     option("--mazes", ("maze",), type=int, default=1000, metavar="N", help="new mazes for each figure (1000)")
     option("--visgym", ("maze",), type=Path, metavar="CHECKOUT", help="checkout of github.com/visgym/VisGym")

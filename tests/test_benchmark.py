@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_help_names_every_benchmark() -> None:
     script = str(ROOT / "scripts" / "benchmark.py")
     shown = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in ("rollouts", "step", "maze", "startup", "train", "all"))
+    assert all(name in shown for name in ("rollouts", "step", "maze", "checkpoint", "startup", "train", "all"))
 
 
 def test_the_maze_benchmark_gives_positive_figures_and_writes_them(tmp_path: Path) -> None:
