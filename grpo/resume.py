@@ -72,13 +72,15 @@ def _finished(folder: Path, before: RunConfig, now: RunConfig) -> Fault | None:
     """A fault for a run that has its result, unless it is explicitly given more steps."""
     result = folder / "result.json"
     steps = before.runtime.steps
-    if not result.is_file() or (now.resume_accepts_changes and now.runtime.steps > steps):
+    goes_on = steps_done(folder) > 0
+    if not result.is_file() or (goes_on and now.resume_accepts_changes and now.runtime.steps > steps):
         return None
     reached = _objective(result)
     told = f"{folder} is finished: {steps} steps done, {reached}; there is nothing left to resume"
-    more = f"resume={folder} runtime.steps={steps + max(20, steps // 3)} resume_accepts_changes=true"
+    words = f"resume={folder} runtime.steps={steps + max(20, steps // 3)} resume_accepts_changes=true"
+    more = f"For more steps: {words}" if goes_on else "It has no checkpoint left to go on from"
     phase = f"adapter.start_from={folder}/adapter"
-    return Fault(key="resume", problem=f"{told}. For more steps: {more}. For a new phase from its adapter: {phase}")
+    return Fault(key="resume", problem=f"{told}. {more}. For a new phase from its adapter: {phase}")
 
 
 def _objective(result: Path) -> str:

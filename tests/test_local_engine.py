@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo.checkpoint import load_checkpoint, save_checkpoint
 from grpo.config import build_env, build_rewards, load
 from grpo.engines import local
 from grpo.policy import Policy
@@ -134,6 +135,38 @@ def test_a_run_resumed_from_a_checkpoint_equals_one_that_was_never_stopped(folde
     run(configs.run(SMALL | {"resume": str(stopped)}), stopped, [])
     assert metrics(stopped) == metrics(folder)
     assert same(adapter(stopped), adapter(folder))
+
+
+def test_a_finished_run_that_is_given_more_steps_equals_one_that_had_them_from_the_start(tmp_path: Path) -> None:
+    # Another schedule would look ahead to the last step.
+    constant = {"algorithm.lr_schedule": "constant"}
+    straight = trained(tmp_path / "straight", **constant, **{"runtime.steps": 4})
+    longer = trained(tmp_path / "longer", **constant, **{"runtime.steps": 2})
+    words = {"runtime.steps": 4, "resume": str(longer), "resume_accepts_changes": True}
+    run(configs.run(SMALL | constant | words), longer, [])
+    assert metrics(longer) == metrics(straight)
+    assert same(adapter(longer), adapter(straight))
+    assert load(longer) == configs.run(SMALL | constant | {"runtime.steps": 4})
+    assert json.loads((longer / "run.json").read_text())["changes"][0]["config"] == {"runtime.steps": [2, 4]}
+
+
+def test_a_log_that_does_not_reach_its_checkpoint_is_named_and_never_trained_on(folder: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    shutil.copytree(folder, stopped)
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text(lines[0] + lines[1] + lines[3])
+    with pytest.raises(RuntimeError, match=r"has lines of steps \[0, 1, 3\], wanted each of 0 to 3"):
+        run(configs.run(SMALL | {"resume": str(stopped)}), stopped, [])
+
+
+def test_a_checkpoint_takes_the_trackers_run_along(policy: Policy, tmp_path: Path) -> None:
+    made = parts(policy, tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/run_id").write_text("abcd1234")
+    save_checkpoint(tmp_path, 1, policy, made.optimizer, keep=1, record={})
+    shutil.rmtree(tmp_path / "wandb")
+    assert load_checkpoint(tmp_path / "checkpoints/step_000001", policy, made.optimizer) == 1
+    assert (tmp_path / "wandb/run_id").read_text() == "abcd1234"
 
 
 def test_run_json_records_what_the_run_was_made_from(folder: Path) -> None:

@@ -60,6 +60,9 @@ def test_resume_wants_a_run_folder_that_exists(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_resumed_and_the_ways_on_are_told(tmp_path: Path) -> None:
     train(cwd=tmp_path)
     (folder,) = folders(tmp_path)
+    (told,) = refused(f"resume={folder}", "runtime.steps=80", "resume_accepts_changes=true", cwd=tmp_path)
+    assert "It has no checkpoint left to go on from. For a new phase" in told
+    checkpoint(folder, 60)
     (told,) = refused(f"resume={folder}", cwd=tmp_path)
     assert told == (
         f"resume: {folder} is finished: 60 steps done, eval/all/pass_at_1 0.002; there is nothing left to resume. "
