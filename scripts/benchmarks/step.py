@@ -92,7 +92,6 @@ def play_and_train(run: RunConfig, env: Env, tasks_of_steps: Sequence[Sequence[T
             policy=policy,
             optimizer=local.make_optimizer(policy, run),
             folder=folder,
-            made_from={},
             log=RunLog(folder, make_tracker(run.tracker)),
             console=Console(run.runtime.steps),
             made_from={},  # goes into saved adapters; nothing is saved here
