@@ -116,17 +116,22 @@ def save_checkpoint(
     """
     checkpoints = folder / "checkpoints"
     target = checkpoints / f"step_{step:06d}"
-    tracker_run = folder / TRACKER_RUN
 
     def write(aside: Path) -> None:
         save_adapter(policy, aside / "adapter", record)
         save_optimizer(optimizer, aside / "optimizer.safetensors")
-        run_id = tracker_run.read_text(encoding="utf-8") if tracker_run.is_file() else None
-        write_json(aside / "state.json", {"step": step, "tracker_run": run_id})
+        write_state(aside, step, folder)
 
     with writing("checkpoint", target, folder, needed=_size(policy, optimizer)):
         write_folder(target, write)
         prune(checkpoints, keep)
+
+
+def write_state(checkpoint: Path, step: int, folder: Path) -> None:
+    """state.json of a checkpoint in the making: what `reached` reads back."""
+    tracker_run = folder / TRACKER_RUN
+    run_id = tracker_run.read_text(encoding="utf-8") if tracker_run.is_file() else None
+    write_json(checkpoint / "state.json", {"step": step, "tracker_run": run_id})
 
 
 def save_final_adapter(folder: Path, policy: Policy, record: Mapping[str, Any]) -> None:
@@ -142,6 +147,11 @@ def load_checkpoint(checkpoint: Path, policy: Policy, optimizer: torch.optim.Opt
     """
     fill(policy.model, checkpoint / "adapter")
     load_optimizer(optimizer, checkpoint / "optimizer.safetensors")
+    return reached(checkpoint)
+
+
+def reached(checkpoint: Path) -> int:
+    """The step that was done at a whole checkpoint; puts the tracker's run back as well."""
     state = json.loads((checkpoint / "state.json").read_text())
     tracker_run = checkpoint.parent.parent / TRACKER_RUN
     if state.get("tracker_run") and not tracker_run.exists():

@@ -13,7 +13,9 @@ from rich.table import Table
 from grpo import config, plan
 from grpo.cli import Command, env_key
 from grpo.compose import GROUPS
+from grpo.engines import skyrl
 from grpo.plan import Ceiling
+from grpo.schema import RunConfig, SkyrlEngine
 from grpo.types import Split
 
 USAGE = """\
@@ -77,15 +79,29 @@ def show_plan(command: Command, reached: Mapping[str, Mapping[Split, Ceiling | N
         detail = "" if found is None else f" (they need {found.fewest_turns} to {found.most_turns})"
         console.print(f"ceiling, {split}: {told}{detail}")
     show_warnings(command, reached, console)
+    if isinstance(run.engine, SkyrlEngine) and not skyrl.faults(run):
+        _show_skyrl(run, console)
     if command.sweep:
         console.print(_trials(command))
     blockers = _unique(str(fault) for trial in command.trials for fault in plan.blockers(trial.run))
     if blockers:
-        console.print("would be refused: " + "; ".join(blockers), highlight=False)
+        console.print("would be refused: " + "; ".join(blockers), markup=False, highlight=False, soft_wrap=True)
         return
     what = f"a sweep of {len(command.trials)} trials, one after the other" if command.sweep else "one run"
     console.print(f"would run: {what}, engine={run.engine.name}, cluster={run.cluster.name}", highlight=False)
     console.print(f"folder: {command.folder}", highlight=False, soft_wrap=True)
+
+
+def _show_skyrl(run: RunConfig, console: Console) -> None:
+    """What SkyRL is given; where it is installed, also what it makes of it. Raises ConfigError if it refuses it."""
+    lines = ["SkyRL's settings:", *(f"  {word}" for word in skyrl.words(skyrl.overrides(run)))]
+    if skyrl.not_installed():
+        lines.append("vLLM's arguments: not known, and nothing checked by SkyRL itself, which is not installed here")
+    else:
+        from grpo.engines import skyrl_settings  # 15 s of imports
+
+        lines += ["vLLM's arguments, checked by SkyRL and vLLM:", *(f"  {line}" for line in skyrl_settings.show(run))]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_warnings(command: Command, reached: Mapping[str, Mapping[Split, Ceiling | None]], console: Console) -> None:

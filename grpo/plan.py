@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo import config
+from grpo.engines import skyrl
 from grpo.faults import ConfigError, Fault
 from grpo.interfaces import DataError, Env
 from grpo.layout import layout
-from grpo.schema import LocalEngine, RunConfig, SlurmCluster
+from grpo.schema import LocalCluster, RunConfig, SkyrlEngine, SlurmCluster
 from grpo.types import SPLITS, Split, Task
 
 CEILING_TASKS = 128
@@ -119,6 +120,12 @@ def warnings(run: RunConfig, reached: Mapping[Split, Ceiling | None]) -> list[st
         told.append(
             f"model.revision=null takes what {run.model.name_or_path} is that day; a revision makes the run repeatable"
         )
+    aggregation, has_kl = run.algorithm.loss_aggregation, run.algorithm.kl_coefficient > 0
+    if isinstance(run.engine, SkyrlEngine) and has_kl and aggregation != "sequence_mean":
+        told.append(
+            f"engine=skyrl averages the KL over rollouts, and not as algorithm.loss_aggregation={aggregation} does "
+            "with the loss"
+        )
     if run.algorithm.group_size == 2:
         told.append(
             "algorithm.group_size=2: groups whose two replies score alike teach nothing, and most do; 4 to 8 is usual"
@@ -129,11 +136,12 @@ def warnings(run: RunConfig, reached: Mapping[Split, Ceiling | None]) -> list[st
 
 
 def blockers(run: RunConfig) -> list[Fault]:
-    """What this version composes and checks but cannot run yet."""
+    """What the engine cannot honour or lacks here, and what this version composes and checks but cannot run yet."""
     faults = []
-    if not isinstance(run.engine, LocalEngine):
-        problem = f"engine={run.engine.name} can be composed and checked, but not run yet; engine=local runs here"
-        faults.append(Fault(key="engine.name", problem=problem))
+    if isinstance(run.engine, SkyrlEngine):
+        faults += skyrl.faults(run)
+        if isinstance(run.cluster, LocalCluster):
+            faults += skyrl.not_installed()
     elif run.adapter.type == "none":
         problem = "adapter=none can be composed and checked, but engine=local trains an adapter; use adapter=lora"
         faults.append(Fault(key="adapter.type", problem=problem))

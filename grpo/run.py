@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo import base, pair, provenance, report, resume
-from grpo.checkpoint import latest_checkpoint, load_checkpoint, recover, save_final_adapter
+from grpo.checkpoint import latest_checkpoint, load_checkpoint, reached, recover, save_final_adapter
 from grpo.config import RunConfig, build_env, build_rewards, to_yaml
 from grpo.console import Console
 from grpo.engines import local
+from grpo.engines.given import Given
 from grpo.evaluate import evaluate, held_out
 from grpo.evaluation import Evaluation
 from grpo.faults import ConfigError, Fault
@@ -30,6 +32,9 @@ from grpo.reward import Mixture, make_mixture
 from grpo.tracking import METRICS_FILE, RunLog, make_tracker, read_lines
 
 log = logging.getLogger(__name__)
+
+Closing = Sequence[tuple[str, str, Evaluation]]
+"""(policy, decoding, result) on the test split."""
 
 
 def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
@@ -49,35 +54,25 @@ def run(config: RunConfig, folder: Path, overrides: Sequence[str]) -> float:
 
 def _run(config: RunConfig, folder: Path, overrides: Sequence[str], console: Console, mixture: Mixture) -> float:
     start = time.monotonic()
-    engine = config.engine
-    assert engine.name == "local", "grpo.plan refuses other engines before a run starts"
-    if engine.threads is not None:
-        torch.set_num_threads(engine.threads)
-    device = _device(engine.device)
     env = build_env(config)
     _enter(config, folder, overrides)
-    policy = load_policy(config.model, config.adapter, device=device, seed=config.runtime.seed)
     tracker = make_tracker(config.tracker)
-    parts = local.Parts(
+    given = Given(
         run=config,
         env=env,
         mixture=mixture,
-        policy=policy,
-        optimizer=local.make_optimizer(policy, config),
         folder=folder,
         made_from=_made_from(config, folder),
         log=RunLog(folder, tracker),
         console=console,
     )
     log.info("run folder: %s", folder)
-    history = _history(parts)
+    train = _local(given) if config.engine.name == "local" else _skyrl(given)
     tracker.start(folder=str(folder), name=f"{config.name}/{folder.name}", config=config.model_dump(by_alias=True))
     exit_code = 1
     try:
-        objective = local.train(parts, history)[local.OBJECTIVE]
-        save_final_adapter(folder, policy, _final_record(parts))
-        beat(folder, "evaluation", config.runtime.steps)
-        rows = [_row(*each) for each in _final_evaluations(parts)]
+        objective, results = train()
+        rows = [_row(*each) for each in results]
         exit_code = 0
     finally:
         tracker.finish(exit_code)
@@ -127,10 +122,47 @@ def _made_from(config: RunConfig, folder: Path) -> dict[str, Any]:
     return record
 
 
-def _final_record(parts: local.Parts) -> dict[str, Any]:
-    *_, last = read_lines(parts.folder / METRICS_FILE)
-    metrics = {name: value for name, value in last.items() if name != "step"}
-    return pair.record(parts.made_from, parts.run, int(last["step"]), metrics)
+def _local(given: Given) -> Callable[[], tuple[float, Closing]]:
+    """Everything loaded, up to the steps that are left."""
+    run, folder, engine = given.run, given.folder, given.run.engine
+    assert engine.name == "local"
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    policy = load_policy(run.model, run.adapter, device=_device(engine.device), seed=run.runtime.seed)
+    optimizer = local.make_optimizer(policy, run)
+    parts = local.Parts(
+        run=run,
+        env=given.env,
+        mixture=given.mixture,
+        policy=policy,
+        optimizer=optimizer,
+        folder=folder,
+        made_from=given.made_from,
+        log=given.log,
+        console=given.console,
+    )
+    newest = latest_checkpoint(folder) if run.resume is not None else None
+    step = None if newest is None else load_checkpoint(newest, policy, optimizer)
+    history = _history(given, newest, step)
+
+    def train() -> tuple[float, Closing]:
+        objective = local.train(parts, history)[local.OBJECTIVE]
+        *_, last = read_lines(folder / METRICS_FILE)
+        metrics = {name: value for name, value in last.items() if name != "step"}
+        save_final_adapter(folder, policy, pair.record(given.made_from, run, int(last["step"]), metrics))
+        beat(folder, "evaluation", run.runtime.steps)
+        return objective, _final_evaluations(parts)
+
+    return train
+
+
+def _skyrl(given: Given) -> Callable[[], tuple[float, Closing]]:
+    """The same for SkyRL, which loads everything itself."""
+    from grpo.engines import skyrl_run
+
+    newest = latest_checkpoint(given.folder) if given.run.resume is not None else None
+    step = None if newest is None else reached(newest)
+    return partial(skyrl_run.train, given, _history(given, newest, step), newest)
 
 
 def _report(folder: Path) -> None:
@@ -149,30 +181,27 @@ def _tokens_per_second(folder: Path) -> float:
     return tokens / seconds if seconds else 0.0
 
 
-def _history(parts: local.Parts) -> list[local.Metrics]:
-    """Metrics of steps 0, 1, … up to the newest complete checkpoint of a resumed run; nothing for a new one."""
-    if parts.run.resume is None:
+def _history(given: Given, newest: Path | None, step: int | None) -> list[local.Metrics]:
+    """Metrics of steps 0, 1, … up to the checkpoint that a resumed run goes on from; nothing for a new one."""
+    if given.run.resume is None:
         return []
-    newest = latest_checkpoint(parts.folder)
-    if newest is None:
-        parts.log.truncate(-1)
+    if newest is None or step is None:
+        given.log.truncate(-1)
         return []
-    step = load_checkpoint(newest, parts.policy, parts.optimizer)
-    parts.log.truncate(step)
-    records = list(read_lines(parts.folder / METRICS_FILE))
+    given.log.truncate(step)
+    metrics_file = given.folder / METRICS_FILE
+    records = list(read_lines(metrics_file))
     if [record["step"] for record in records] != list(range(step + 1)):
         told = f"has lines of steps {[record['step'] for record in records]}, wanted each of 0 to {step}, once"
-        raise RuntimeError(
-            f"{parts.folder / METRICS_FILE} {told}: it does not belong to {newest}; put the right one back"
-        )
-    if step >= parts.run.runtime.steps:
+        raise RuntimeError(f"{metrics_file} {told}: it does not belong to {newest}; put the right one back")
+    if step >= given.run.runtime.steps:
         log.info("all %d steps were done before; what is missing is the final evaluation", step)
     else:
         log.info("resuming after step %d, from %s", step, newest)
     return [{name: value for name, value in record.items() if name != "step"} for record in records]
 
 
-def _final_evaluations(parts: local.Parts) -> list[tuple[str, str, Evaluation]]:
+def _final_evaluations(parts: local.Parts) -> Closing:
     """Start policy and trained policy, greedy and sampled, on the test split."""
     tasks = held_out(parts.env, "test", parts.run.runtime.test_episodes)
 

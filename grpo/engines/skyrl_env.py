@@ -11,12 +11,15 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import skyrl_gym
 from PIL import Image
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 
+from grpo.engines.skyrl import ENV_CLASS
 from grpo.interfaces import Env
 from grpo.playing import Play, begin
 from grpo.reward import Mixture
@@ -80,6 +83,14 @@ class SkyrlEnv(BaseTextEnv):
             return {}
         terms = {f"reward_{name}": value for name, value in self.played.score.terms.items() if value is not None}
         return {"solved": float(self.played.transcript.solved), "turns": len(self.played.transcript.turns), **terms}
+
+
+def register(env: Env, mixture: Mixture, end_marker: str) -> None:
+    """Make `env` what SkyRL-Gym plays in this process as `ENV_CLASS`, in place of an earlier one."""
+    made = partial(SkyrlEnv, env, mixture, end_marker)
+    made.aggregate_metrics = SkyrlEnv.aggregate_metrics  # SkyRL-Gym asks the registered thing itself
+    skyrl_gym.registry.pop(ENV_CLASS, None)
+    skyrl_gym.register(ENV_CLASS, entry_point=made)
 
 
 def row(task: Task, sample: int, *, evaluation: bool) -> dict[str, Any]:

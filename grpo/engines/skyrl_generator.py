@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,7 @@ from skyrl.train.generators.skyrl_gym_generator import TrajectoryOutput
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
 
 from grpo.chat import ChatRenderer
-from grpo.engines.skyrl import ENV_CLASS
-from grpo.engines.skyrl_env import SkyrlEnv, image_urls
+from grpo.engines.skyrl_env import SkyrlEnv, image_urls, register
 from grpo.interfaces import Env
 from grpo.reward import Mixture
 from grpo.types import Observation, Rollout, Score, TokenTrace
@@ -101,8 +99,7 @@ class Generator(SkyRLVLMGymGenerator):
         banned = [token for token in tokenizer.all_special_ids if token != self.chat.end_token]
         self._always = {"min_tokens": 0, "logit_bias": {str(token): NEVER for token in banned}}
         self._images: OrderedDict[str, asyncio.Task[Rendered]] = OrderedDict()
-        skyrl_gym.registry.pop(ENV_CLASS, None)
-        skyrl_gym.register(ENV_CLASS, entry_point=partial(SkyrlEnv, env, mixture, tokenizer.eos_token))
+        register(env, mixture, tokenizer.eos_token)
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         output = await super().generate(input_batch, disable_tqdm)
@@ -144,9 +141,7 @@ class Generator(SkyRLVLMGymGenerator):
             logprobs=np.array(tokens.logprobs, dtype=np.float32),
             images=tuple(tokens.shown),
         )
-        rollout = Rollout(
-            transcript=transcript, sample=sample, trace=trace, final_text=env.played.final_text, drift=0
-        )
+        rollout = Rollout(transcript=transcript, sample=sample, trace=trace, final_text=env.played.final_text, drift=0)
         env_extras["played"] = (rollout, env.played.score)
         errored = transcript.stop == "error"
         return TrajectoryOutput(

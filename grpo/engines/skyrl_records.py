@@ -15,7 +15,8 @@ from typing import Any
 from grpo.alarms import alarm_metrics, alarms, first_step_note
 from grpo.config import RunConfig
 from grpo.console import Console
-from grpo.metrics import rollout_metrics
+from grpo.metrics import rollout_metrics, variance_shares
+from grpo.reward import Mixture
 from grpo.tracking import RunLog, rollout_row
 from grpo.types import Rollout, Score
 
@@ -59,6 +60,7 @@ class Records:
     def __init__(
         self,
         run: RunConfig,
+        mixture: Mixture,
         *,
         log: RunLog,
         console: Console,
@@ -66,6 +68,7 @@ class Records:
         gpu_use: Callable[[], Mapping[str, float]],
     ) -> None:
         self._run = run
+        self._mixture = mixture
         self._log = log
         self._console = console
         self._gpu_use = gpu_use
@@ -73,6 +76,8 @@ class Records:
         """Metrics of steps 0, 1, …"""
         self.step: Step | None = None
         """Set by the trainer once a step's advantages are known."""
+        self.written: Callable[[], None] = lambda: None
+        """Called once a step's line is there: only then may its checkpoint count."""
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         """One step, evaluation included; step 0 is the start policy. A resumed run does not evaluate it again."""
@@ -100,6 +105,7 @@ class Records:
         self._console.step(step, metrics, raised)
         if step == 1:
             log.info(first_step_note(metrics["policy/loss"], metrics["policy/grad_norm"]))
+        self.written()
 
     def finish(self) -> None:
         """SkyRL's last word; the run closes its trackers itself."""
@@ -109,6 +115,7 @@ class Records:
 
     def _metrics(self, played: Step, data: Mapping[str, Any], step: int) -> dict[str, float]:
         metrics = rollout_metrics(played.rollouts, played.scores, played.advantages)
+        metrics |= variance_shares([rollout.transcript for rollout in played.rollouts], played.scores, self._mixture)
         metrics |= NO_UPDATE | {ours: float(data[theirs]) for ours, theirs in NAMES.items() if theirs in data}
         if not math.isfinite(metrics["policy/loss"] + metrics["policy/grad_norm"]):
             raise RuntimeError(

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.config import RunConfig
-from grpo.engines import skyrl, without_flash_attn
+from grpo.engines import skyrl, skyrl_environment
 from grpo.faults import ConfigError, Fault
 
 
 def settings(values: Mapping[str, Any]) -> Any:
     """SkyRL's config. Raises ConfigError with SkyRL's reason if it refuses it."""
-    without_flash_attn.install()
+    skyrl_environment.prepare()
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.utils import validate_cfg
 

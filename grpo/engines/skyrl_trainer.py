@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,20 @@ from skyrl.train.generators.utils import prepare_generator_input
 from skyrl.train.trainer import RayPPOTrainer
 
 from grpo.advantage import comparable_totals, group_advantages
-from grpo.checkpoint import prune, write_folder, write_json
+from grpo.checkpoint import is_complete, prune, write_folder, write_json
 from grpo.config import RunConfig
 from grpo.engines.local import LOGGED_EPISODES, OBJECTIVE
 from grpo.engines.skyrl import ENV_CLASS
 from grpo.engines.skyrl_env import row
 from grpo.engines.skyrl_generator import Generator
 from grpo.engines.skyrl_records import Records, Step
-from grpo.evaluate import Evaluation, held_out
+from grpo.evaluate import held_out
+from grpo.evaluation import Evaluation
 from grpo.interfaces import Env
 from grpo.loss import token_weights
 from grpo.plan import reach
 from grpo.randomness import seed as seed_of
+from grpo.reward import Mixture
 from grpo.tracking import RunLog, rollout_row
 from grpo.types import Task
 
@@ -48,6 +51,7 @@ class Parts:
 
     run: RunConfig
     env: Env
+    mixture: Mixture
     folder: Path
     log: RunLog
     records: Records
@@ -88,7 +92,7 @@ class Trainer(RayPPOTrainer):
     def __init__(self, parts: Parts, **theirs: Any) -> None:
         self.parts = parts
         self.closing: list[tuple[str, str, Evaluation]] = []
-        """(policy, decoding, result) on the test split, once the last step is done."""
+        """(policy, decoding, result) on the test split, once training is done."""
         super().__init__(**theirs)
 
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
@@ -121,12 +125,17 @@ class Trainer(RayPPOTrainer):
         data.metadata[key] = [(a, b) for a, b in data.metadata[key] if bool(data["loss_mask"][a:b].any())]
         return super()._execute_training_step(model, data) if data.metadata[key] else {}
 
+    async def train(self) -> None:
+        await super().train()
+        await self.dispatch.save_weights_for_sampler()  # SkyRL leaves the engines asleep
+        self.closing = await self._close()
+
     async def eval(self, vllm_metrics_scraper: Any = None) -> dict[str, float]:
-        """Validation, greedy and sampled; after the last step also the test split, with the start policy beside it."""
+        """Validation, greedy and sampled; nothing where a resumed run has it already."""
         if self.global_step < len(self.parts.records.history):
             return {}
-        run, env = self.parts.run, self.parts.env
-        tasks = held_out(env, "validation", run.runtime.eval_episodes)
+        env = self.parts.env
+        tasks = held_out(env, "validation", self.parts.run.runtime.eval_episodes)
         greedy, sampled = await self._play(tasks, greedy=True), await self._play(tasks, greedy=False)
         logged = list(zip(greedy.rollouts, greedy.scores, strict=True))[:LOGGED_EPISODES]
         self.parts.log.rollouts(self.global_step, [rollout_row(self.global_step, *each, None) for each in logged])
@@ -136,18 +145,18 @@ class Trainer(RayPPOTrainer):
             "eval/all/solved_sampled": sampled.solved,
         }
         reachable = reach(env, tasks)
-        if self.global_step == run.runtime.steps:
-            await self._close()
         return metrics if reachable is None else metrics | {"eval/ceiling": reachable.share}
 
-    async def _close(self) -> None:
-        run, trained = self.parts.run, self.generator.policy_model_name
+    async def _close(self) -> list[tuple[str, str, Evaluation]]:
+        """Start policy and trained policy on the test split: vLLM serves the base beside the adapter."""
+        run, adapter = self.parts.run, self.generator.policy_model_name
         tasks = held_out(self.parts.env, "test", run.runtime.test_episodes)
-        # vLLM serves the base beside the adapter; without its adapter the policy is the one that the run started from.
-        for policy, name in (("start", self.inference_engine_client.model_name), ("trained", trained)):
+        results = []
+        for policy, name in (("start", self.inference_engine_client.model_name), ("trained", adapter)):
             self.generator.policy_model_name = name
             for decoding, greedy in (("greedy", True), (f"T={run.algorithm.temperature:g}", False)):
-                self.closing.append((policy, decoding, await self._play(tasks, greedy=greedy)))
+                results.append((policy, decoding, await self._play(tasks, greedy=greedy)))
+        return results
 
     async def _play(self, tasks: Sequence[Task], *, greedy: bool) -> Evaluation:
         """Each task once, all together."""
@@ -163,23 +172,26 @@ class Trainer(RayPPOTrainer):
         )
         await self.generator.generate(batch, disable_tqdm=True)
         rollouts, scores = zip(*self.generator.played, strict=True)
-        return Evaluation(rollouts=rollouts, scores=scores)
+        return Evaluation(rollouts=rollouts, scores=scores, siblings=1)
 
     def save_checkpoints(self) -> str:
-        """SkyRL's state, and the adapter apart from it, as one checkpoint of ours."""
+        """SkyRL's state, which becomes a checkpoint of ours once the step's metrics are written."""
+        target = self.parts.folder / "checkpoints" / f"step_{self.global_step:06d}"
+        if is_complete(target):  # a run resumed at its end
+            return str(target)
         state = Path(super().save_checkpoints())
-        checkpoints = self.parts.folder / "checkpoints"
-        step = self.global_step
+        self.parts.records.written = partial(self._seal, state, target, self.global_step)
+        return str(state)
 
+    def _seal(self, state: Path, target: Path, step: int) -> None:
         def write(aside: Path) -> None:
             shutil.move(state, aside / state.name)
             shutil.move(aside / state.name / ADAPTER, aside / "adapter")
             write_json(aside / "state.json", {"step": step})
 
-        target = checkpoints / f"step_{step:06d}"
         write_folder(target, write)
-        prune(checkpoints, self.parts.run.runtime.keep_checkpoints)
-        return str(target)
+        prune(target.parent, self.parts.run.runtime.keep_checkpoints)
+        self.parts.records.written = lambda: None
 
     def _cleanup_old_checkpoints(self) -> None:
         """`prune` does it, by what is complete."""

@@ -1,0 +1,166 @@
+"""A run with SkyRL: Ray, the engines, SkyRL's experiment with our parts in it, and the way home.
+
+All of it happens in this process, as far as SkyRL lets it: an error has its own traceback, and metrics, rollouts and
+checkpoints are written by the code that the local engine uses.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.checkpoint import latest_checkpoint
+from grpo.config import RunConfig
+from grpo.console import Console
+from grpo.engines import skyrl
+from grpo.engines.gpu_use import GpuUse
+from grpo.engines.local import OBJECTIVE
+from grpo.engines.skyrl_settings import settings
+from grpo.evaluation import Evaluation
+from grpo.interfaces import Env
+from grpo.layout import Layout, layout
+from grpo.reward import Mixture
+from grpo.tracking import RunLog
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    objective: float
+    closing: Sequence[tuple[str, str, Evaluation]]
+    """(policy, decoding, result) on the test split."""
+
+
+def train(
+    run: RunConfig,
+    env: Env,
+    mixture: Mixture,
+    folder: Path,
+    run_log: RunLog,
+    console: Console,
+    history: Sequence[Mapping[str, float]],
+    newest: Path | None,
+) -> Trained:
+    """The steps that follow checkpoint `newest`, whose metrics are `history`.
+
+    Raises RuntimeError if the GPUs are not there, and ConfigError if SkyRL refuses the settings.
+    """
+    gpus = layout(run.engine, run.cluster)
+    sync = folder / "lora_sync" if gpus.all_nodes > 1 else Path(tempfile.mkdtemp(prefix="lora_sync_"))
+    config = settings(skyrl.overrides(run) | _paths(folder, sync, newest))
+    refuse_code(config.trainer.policy.model.path)
+    with _ray(config, gpus, folder), GpuUse() as gpu_use:
+        from grpo.engines.skyrl_experiment import Experiment
+        from grpo.engines.skyrl_records import Records
+        from grpo.engines.skyrl_trainer import Parts
+
+        records = Records(run, mixture, log=run_log, console=console, history=history, gpu_use=gpu_use.take)
+        parts = Parts(run=run, env=env, mixture=mixture, folder=folder, log=run_log, records=records)
+        try:
+            experiment = Experiment(config, parts)
+            experiment.run()
+        except BaseException:
+            log.error("what SkyRL, Ray's workers and vLLM wrote: %s", config.trainer.log_path)
+            raise
+    shutil.rmtree(sync, ignore_errors=True)
+    last = latest_checkpoint(folder)
+    assert last is not None, "SkyRL saves after the last step"
+    shutil.copytree(last / "adapter", folder / "adapter", dirs_exist_ok=True)
+    objective = next(metrics[OBJECTIVE] for metrics in reversed(records.history) if OBJECTIVE in metrics)
+    return Trained(objective=objective, closing=experiment.trainer.closing)
+
+
+def _paths(folder: Path, sync: Path, newest: Path | None) -> dict[str, Any]:
+    """What follows from the run folder, the checkpoint to go on from included."""
+    folder = folder.resolve()
+    paths: dict[str, Any] = {
+        "trainer.ckpt_path": str(folder / "checkpoints" / ".skyrl"),
+        "trainer.export_path": str(folder / "skyrl"),
+        "trainer.log_path": str(folder / "skyrl"),
+        f"{skyrl.LORA}.lora_sync_path": str(sync.resolve()),
+    }
+    if newest is not None:
+        (state,) = newest.glob("global_step_*")
+        paths |= {"trainer.resume_mode": "from_path", "trainer.resume_path": str(state)}
+    return paths
+
+
+class _ray:
+    """Ray for the run: this machine's, or that of the cluster that this process was started on."""
+
+    def __init__(self, config: Any, gpus: Layout, folder: Path) -> None:
+        self._config = config
+        self._gpus = gpus
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        import ray
+        from skyrl.train.utils.utils import initialize_ray
+
+        os.environ.setdefault("VLLM_HOST_IP", ray.util.get_node_ip_address())
+        initialize_ray(self._config)
+        try:
+            refuse_missing_gpus(self._gpus, ray.cluster_resources(), ray.available_resources())
+            if self._gpus.all_nodes > 1:
+                refuse_unshared(self._folder)
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+def refuse_missing_gpus(gpus: Layout, there: Mapping[str, float], free: Mapping[str, float]) -> None:
+    """Raises RuntimeError if Ray could not place the run: it would wait for GPUs for ever, without a word."""
+    have, idle = int(there.get("GPU", 0)), int(free.get("GPU", 0))
+    if have < gpus.all_gpus:
+        raise RuntimeError(
+            f"the run wants {gpus.all_gpus} GPUs (cluster.gpus_per_node, cluster.nodes) and Ray has {have}: "
+            f"{gpus.all_gpus - have} short"
+        )
+    if idle < gpus.all_gpus:
+        raise RuntimeError(
+            f"the run wants {gpus.all_gpus} GPUs, and of Ray's {have} only {idle} are free: another job has the rest"
+        )
+
+
+def refuse_unshared(folder: Path) -> None:
+    """Raises RuntimeError unless every node sees the run folder, through which adapters reach vLLM."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    probe = folder.resolve() / ".seen_by_all_nodes"
+    probe.touch()
+    see = ray.remote(num_cpus=0)(os.path.exists)
+    nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    seen = {
+        host: see.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(str(probe))
+        for node, host in nodes.items()
+    }
+    blind = [host for host, there in seen.items() if not ray.get(there, timeout=60)]
+    probe.unlink()
+    if blind:
+        raise RuntimeError(
+            f"{', '.join(blind)} cannot see {folder}; set runtime.output_dir to storage that every node mounts"
+        )
+
+
+def refuse_code(model: str) -> None:
+    """Raises ValueError for a model that brings Python code: SkyRL would run it, whatever it is told."""
+    from transformers import PretrainedConfig
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    described = (PretrainedConfig.get_config_dict(model)[0], get_tokenizer_config(model))
+    if any("auto_map" in each for each in described):
+        raise ValueError(f"model.name_or_path: {model} brings its own code (auto_map), which is never run here")
