@@ -52,9 +52,7 @@ def test_a_refusal_ends_with_2_tells_all_faults_and_starts_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "words", [["engine=skyrl"], ["-m", "cluster=slurm", "runtime.seed=0,1"], ["env=visgym"], ["adapter=none"]]
-)
+@pytest.mark.parametrize("words", [["-m", "cluster=slurm", "runtime.seed=0,1"], ["env=visgym"], ["adapter=none"]])
 def test_what_cannot_run_yet_ends_with_2_and_a_sentence(words: list[str], tmp_path: Path) -> None:
     done = train(*words, cwd=tmp_path)
     assert done.returncode == 2
@@ -142,7 +140,7 @@ def test_a_dry_sweep_lists_its_trials(tmp_path: Path) -> None:
 def test_a_dry_run_says_what_would_be_refused(tmp_path: Path) -> None:
     done = train("experiment=maze_hyperpod", "cluster.image=x", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0
-    assert "would be refused: engine.name: engine=skyrl" in done.stdout
+    assert "would be refused: cluster.name: cluster=hyperpod" in done.stdout
 
 
 def test_cfg_shows_the_composed_config(tmp_path: Path) -> None:

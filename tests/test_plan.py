@@ -91,7 +91,7 @@ def test_a_hub_model_without_a_revision_is_warned_about() -> None:
     assert plan.warnings(run, {}) == []
 
 
-@pytest.mark.parametrize("option", ["engine=skyrl", "cluster=slurm"])
+@pytest.mark.parametrize("option", ["cluster=slurm"])
 def test_what_cannot_run_yet_is_named(option: str) -> None:
     (run,) = configs.typed([option])
     (fault,) = plan.blockers(run)

@@ -92,13 +92,13 @@ def test_what_skyrl_cannot_honour_is_refused_by_name(word: str, told: str) -> No
 def test_overrides_may_be_nested_or_dotted_and_reach_open_sections() -> None:
     overrides: dict[str, Any] = {
         "trainer.fully_async": {"enabled": False},
-        "generator": {"inference_engine": {"engine_init_kwargs": {"mm_processor_cache_gb": 4}}},
+        "generator": {"inference_engine": {"engine_init_kwargs": {"long_prefill_token_threshold": 4}}},
     }
     run = configs.run({"engine": {**skyrl_section(), "overrides": overrides}, "runtime.mixed_precision": "bf16"})
     assert skyrl.faults(run) == []
     values = skyrl.overrides(run)
     assert values["trainer.fully_async.enabled"] is False
-    assert values["generator.inference_engine.engine_init_kwargs.mm_processor_cache_gb"] == 4
+    assert values["generator.inference_engine.engine_init_kwargs.long_prefill_token_threshold"] == 4
 
 
 def skyrl_section() -> dict[str, Any]:

@@ -50,7 +50,7 @@ class GpuUse:
             return
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         while not self._stop.wait(INTERVAL_SECONDS):
-            busy = [pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
+            busy = [int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100 for handle in handles]
             memory = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**30 for handle in handles]
             self._samples.append((sum(busy) / len(busy), max(memory)))
         pynvml.nvmlShutdown()

@@ -202,6 +202,7 @@ TABLE: tuple[Row, ...] = (
     *_always(f"{VLLM}.distributed_executor_backend", "mp"),
     *_always(f"{VLLM}.enable_ray_prometheus_stats", False),
     *_always(f"{VLLM}.engine_init_kwargs.limit_mm_per_prompt.video", 0),
+    *_always(f"{VLLM}.engine_init_kwargs.mm_processor_cache_gb", 4),  # an image is sent once an episode
 )
 
 OURS: tuple[str, ...] = (

@@ -87,7 +87,7 @@ class SkyrlEnv(BaseTextEnv):
 
 def register(env: Env, mixture: Mixture, end_marker: str) -> None:
     """Make `env` what SkyRL-Gym plays in this process as `ENV_CLASS`, in place of an earlier one."""
-    made = partial(SkyrlEnv, env, mixture, end_marker)
+    made: Any = partial(SkyrlEnv, env, mixture, end_marker)
     made.aggregate_metrics = SkyrlEnv.aggregate_metrics  # SkyRL-Gym asks the registered thing itself
     skyrl_gym.registry.pop(ENV_CLASS, None)
     skyrl_gym.register(ENV_CLASS, entry_point=made)

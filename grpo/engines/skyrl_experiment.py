@@ -9,16 +9,18 @@ from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_mo
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from transformers import PretrainedConfig
 
+from grpo.engines.given import Given
 from grpo.engines.skyrl_generator import Generator
 from grpo.engines.skyrl_records import Records
-from grpo.engines.skyrl_trainer import Parts, Trainer
+from grpo.engines.skyrl_trainer import Trainer
 
 
 class Experiment(BasePPOExp):
     trainer: Trainer
 
-    def __init__(self, config: Any, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, config: Any, given: Given, records: Records) -> None:
+        self._given = given
+        self._records = records
         super().__init__(config)
 
     def get_train_dataset(self) -> None:
@@ -28,7 +30,7 @@ class Experiment(BasePPOExp):
         """The trainer evaluates on held-out tasks itself."""
 
     def get_tracker(self) -> Records:
-        return self._parts.records
+        return self._records
 
     def get_trajectory_logger(self) -> None:
         """Rollouts are in rollouts.jsonl."""
@@ -37,9 +39,9 @@ class Experiment(BasePPOExp):
         model = cfg.trainer.policy.model.path
         vision = PretrainedConfig.get_config_dict(model)[0]["vision_config"]
         return Generator(
-            env=self._parts.env,
-            mixture=self._parts.mixture,
-            model_name=self._parts.run.model.name_or_path,
+            env=self._given.env,
+            mixture=self._given.mixture,
+            model_name=self._given.run.model.name_or_path,
             merged_patches=vision["spatial_merge_size"] ** 2,
             tokenizer=tokenizer,
             generator_cfg=cfg.generator,
@@ -49,4 +51,4 @@ class Experiment(BasePPOExp):
         )
 
     def get_trainer(self, **theirs: Any) -> Trainer:
-        return Trainer(self._parts, **theirs)
+        return Trainer(self._given, self._records, **theirs)

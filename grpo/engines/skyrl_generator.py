@@ -14,12 +14,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
+import aiohttp
 import numpy as np
 import skyrl_gym
 import torch
 from skyrl.backends.renderer import decode_mm_kwargs
-from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInput
 from skyrl.train.generators.base import GeneratorInput, GeneratorOutput, TrajectoryID
 from skyrl.train.generators.skyrl_gym_generator import TrajectoryOutput
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
@@ -57,6 +58,8 @@ class _Tokens:
     logprobs: list[float] = field(default_factory=list)
     images: list[Rendered] = field(default_factory=list)
     shown: list[np.ndarray] = field(default_factory=list)
+    sent: int = 0
+    """Images that vLLM has had the data of; it keeps them."""
 
     def extend(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         self.ids += ids
@@ -68,8 +71,8 @@ class _Tokens:
         self.images += images
         self.shown += observation.images
 
-    def features(self, image_token: int) -> Any:
-        """Where the images are, for vLLM; None without any."""
+    def features(self, image_token: int, sent: int) -> Any:
+        """Where the images are, for vLLM, with the data of all but the first `sent`; None without any."""
         if not self.images:
             return None
         starts = [i for i, token in enumerate(self.ids) if token == image_token]
@@ -80,7 +83,7 @@ class _Tokens:
         return {
             "mm_hashes": {"image": [image.digest for image in self.images]},
             "mm_placeholders": {"image": places},
-            "kwargs_data": {"image": [image.data for image in self.images]},
+            "kwargs_data": {"image": [None] * sent + [image.data for image in self.images[sent:]]},
         }
 
 
@@ -121,7 +124,7 @@ class Generator(SkyRLVLMGymGenerator):
         start = time.monotonic()
         assert trajectory_id is not None and sampling_params is not None
         sample = trajectory_id.repetition_id
-        env: SkyrlEnv = skyrl_gym.make(env_class, env_config={}, extras={**env_extras, "sample": sample})
+        env: Any = skyrl_gym.make(env_class, env_config={}, extras={**env_extras, "sample": sample})
         tokens, observation = _Tokens(), env.observation
         images = await self._render(observation)
         first = self.chat.first_turn(observation.text, _grids(images))
@@ -180,22 +183,34 @@ class Generator(SkyRLVLMGymGenerator):
     async def _sample(
         self, tokens: _Tokens, sampling: Mapping[str, Any], session: str
     ) -> tuple[list[int], list[float]]:
-        features = tokens.features(self.chat.image_token)
-        request = InferenceEngineInput(
+        output = await self._request(tokens, tokens.sent, sampling, session)
+        if not output["response_ids"][0] and tokens.sent > 0:
+            output = await self._request(tokens, 0, sampling, session)  # vLLM has had to forget an image
+        ids, logprobs = output["response_ids"][0], output["response_logprobs"][0]
+        if not ids or logprobs is None or len(ids) != len(logprobs):
+            raise RuntimeError(
+                f"vLLM gave {len(ids)} tokens and {len(logprobs or [])} log-probabilities for {session} "
+                f"({output['stop_reasons'][0]}); wanted as many of the one as of the other, and at least one"
+            )
+        tokens.sent = len(tokens.images)
+        return ids, logprobs
+
+    async def _request(self, tokens: _Tokens, sent: int, sampling: Mapping[str, Any], session: str) -> Any:
+        """SkyRL's answer; without tokens where vLLM refuses, if it has been trusted to know `sent` images."""
+        features = tokens.features(self.chat.image_token, sent)
+        request: Any = dict(
             prompt_token_ids=[tokens.ids],
             session_ids=[session],
             sampling_params=sampling,
             mm_features=None if features is None else [features],
             cache_salt=None,
         )
-        output = await self.inference_engine_client.generate(request, model=self.policy_model_name)
-        ids, logprobs = output["response_ids"][0], (output.get("response_logprobs") or [None])[0]
-        if not ids or logprobs is None or len(ids) != len(logprobs):
-            raise RuntimeError(
-                f"vLLM gave {len(ids)} tokens and {len(logprobs or [])} log-probabilities for {session}; wanted as "
-                "many of the one as of the other, and at least one"
-            )
-        return ids, logprobs
+        try:
+            return await self.inference_engine_client.generate(request, model=self.policy_model_name)
+        except aiohttp.ClientResponseError as error:
+            if sent == 0:
+                raise
+            return {"response_ids": [[]], "response_logprobs": [None], "stop_reasons": [str(error)]}
 
     async def _render(self, observation: Observation) -> list[Rendered]:
         return await asyncio.gather(*map(self._render_image, image_urls(observation.images)))
@@ -211,7 +226,8 @@ class Generator(SkyRLVLMGymGenerator):
 
     async def _ask_for_image(self, url: str) -> Rendered:
         client = self.inference_engine_client
-        content = [{"type": "image_url", "image_url": {"url": url}}]
+        # A name of its own: for an image that it has named already, the server would leave the data out.
+        content = [{"type": "image_url", "image_url": {"url": url}, "uuid": uuid4().hex}]
         request = {"model": client.model_name, "messages": [{"role": "user", "content": content}]}
         features = (await client.render_chat_completion({"json": request}))["features"]
         (place,), (data,) = features["mm_placeholders"]["image"], features["kwargs_data"]["image"]

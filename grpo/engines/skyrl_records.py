@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.alarms import alarm_metrics, alarms, first_step_note
-from grpo.config import RunConfig
-from grpo.console import Console
+from grpo.engines.given import Given
 from grpo.metrics import rollout_metrics, variance_shares
-from grpo.reward import Mixture
-from grpo.tracking import RunLog, rollout_row
+from grpo.tracking import rollout_row
 from grpo.types import Rollout, Score
 
 log = logging.getLogger(__name__)
@@ -59,24 +57,18 @@ class Records:
 
     def __init__(
         self,
-        run: RunConfig,
-        mixture: Mixture,
+        given: Given,
         *,
-        log: RunLog,
-        console: Console,
         history: Sequence[Mapping[str, float]],
         gpu_use: Callable[[], Mapping[str, float]],
     ) -> None:
-        self._run = run
-        self._mixture = mixture
-        self._log = log
-        self._console = console
+        self._given = given
         self._gpu_use = gpu_use
         self.history = list(history)
         """Metrics of steps 0, 1, …"""
         self.step: Step | None = None
         """Set by the trainer once a step's advantages are known."""
-        self.written: Callable[[], None] = lambda: None
+        self.written: Callable[[Mapping[str, float]], None] = lambda metrics: None
         """Called once a step's line is there: only then may its checkpoint count."""
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
@@ -87,25 +79,27 @@ class Records:
         played, self.step = self.step, None
         if played is None:
             self.history.append(evaluated)
-            self._log.step(step, evaluated)
+            self._given.log.step(step, evaluated)
             return
         metrics = self._metrics(played, data, step) | evaluated
         self.history.append(metrics)
-        weights = {name: term.weight for name, term in self._run.reward.terms.items()}
+        weights = {name: term.weight for name, term in self._given.run.reward.terms.items()}
         raised = alarms(
             self.history[1:],
             weights,
-            group_size=self._run.algorithm.group_size,
-            max_turns=self._run.env.max_turns,
+            group_size=self._given.run.algorithm.group_size,
+            max_turns=self._given.run.env.max_turns,
         )
-        self._log.step(step, metrics | alarm_metrics(raised))
+        self._given.log.step(step, metrics | alarm_metrics(raised))
         first = played.rollouts[0].transcript.task.id
         group = zip(played.rollouts, played.scores, played.advantages, strict=True)
-        self._log.rollouts(step, [rollout_row(step, *each) for each in group if each[0].transcript.task.id == first])
-        self._console.step(step, metrics, raised)
+        self._given.log.rollouts(
+            step, [rollout_row(step, *each) for each in group if each[0].transcript.task.id == first]
+        )
+        self._given.console.step(step, metrics, raised)
         if step == 1:
             log.info(first_step_note(metrics["policy/loss"], metrics["policy/grad_norm"]))
-        self.written()
+        self.written(metrics)
 
     def finish(self) -> None:
         """SkyRL's last word; the run closes its trackers itself."""
@@ -115,15 +109,17 @@ class Records:
 
     def _metrics(self, played: Step, data: Mapping[str, Any], step: int) -> dict[str, float]:
         metrics = rollout_metrics(played.rollouts, played.scores, played.advantages)
-        metrics |= variance_shares([rollout.transcript for rollout in played.rollouts], played.scores, self._mixture)
+        metrics |= variance_shares(
+            [rollout.transcript for rollout in played.rollouts], played.scores, self._given.mixture
+        )
         metrics |= NO_UPDATE | {ours: float(data[theirs]) for ours, theirs in NAMES.items() if theirs in data}
         if not math.isfinite(metrics["policy/loss"] + metrics["policy/grad_norm"]):
             raise RuntimeError(
                 f"step {step}: loss {metrics['policy/loss']}, gradient norm {metrics['policy/grad_norm']}; lower "
-                f"algorithm.learning_rate ({self._run.algorithm.learning_rate})"
+                f"algorithm.learning_rate ({self._given.run.algorithm.learning_rate})"
             )
         tokens = sum(rollout.transcript.completion_tokens for rollout in played.rollouts)
         metrics["rollout/token_drift"] = float(sum(rollout.drift for rollout in played.rollouts))
         metrics["perf/tokens_per_second"] = tokens / metrics["perf/rollout_seconds"]
         metrics["perf/train_seconds"] = metrics["perf/step_seconds"] - metrics["perf/rollout_seconds"]
-        return metrics | self._gpu_use()
+        return metrics | dict(self._gpu_use())

@@ -12,47 +12,29 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.checkpoint import latest_checkpoint
-from grpo.config import RunConfig
-from grpo.console import Console
 from grpo.engines import skyrl
+from grpo.engines.given import Given
 from grpo.engines.gpu_use import GpuUse
 from grpo.engines.local import OBJECTIVE
 from grpo.engines.skyrl_settings import settings
 from grpo.evaluation import Evaluation
-from grpo.interfaces import Env
 from grpo.layout import Layout, layout
-from grpo.reward import Mixture
-from grpo.tracking import RunLog
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    objective: float
-    closing: Sequence[tuple[str, str, Evaluation]]
-    """(policy, decoding, result) on the test split."""
-
-
 def train(
-    run: RunConfig,
-    env: Env,
-    mixture: Mixture,
-    folder: Path,
-    run_log: RunLog,
-    console: Console,
-    history: Sequence[Mapping[str, float]],
-    newest: Path | None,
-) -> Trained:
+    given: Given, history: Sequence[Mapping[str, float]], newest: Path | None
+) -> tuple[float, Sequence[tuple[str, str, Evaluation]]]:
     """The steps that follow checkpoint `newest`, whose metrics are `history`.
 
-    Raises RuntimeError if the GPUs are not there, and ConfigError if SkyRL refuses the settings.
+    Returns the last objective, and (policy, decoding, result) on the test split. Raises RuntimeError if the GPUs are
+    not there, and ConfigError if SkyRL refuses the settings.
     """
+    run, folder = given.run, given.folder
     gpus = layout(run.engine, run.cluster)
     sync = folder / "lora_sync" if gpus.all_nodes > 1 else Path(tempfile.mkdtemp(prefix="lora_sync_"))
     config = settings(skyrl.overrides(run) | _paths(folder, sync, newest))
@@ -60,22 +42,17 @@ def train(
     with _ray(config, gpus, folder), GpuUse() as gpu_use:
         from grpo.engines.skyrl_experiment import Experiment
         from grpo.engines.skyrl_records import Records
-        from grpo.engines.skyrl_trainer import Parts
 
-        records = Records(run, mixture, log=run_log, console=console, history=history, gpu_use=gpu_use.take)
-        parts = Parts(run=run, env=env, mixture=mixture, folder=folder, log=run_log, records=records)
+        records = Records(given, history=history, gpu_use=gpu_use.take)
         try:
-            experiment = Experiment(config, parts)
+            experiment = Experiment(config, given, records)
             experiment.run()
         except BaseException:
             log.error("what SkyRL, Ray's workers and vLLM wrote: %s", config.trainer.log_path)
             raise
     shutil.rmtree(sync, ignore_errors=True)
-    last = latest_checkpoint(folder)
-    assert last is not None, "SkyRL saves after the last step"
-    shutil.copytree(last / "adapter", folder / "adapter", dirs_exist_ok=True)
     objective = next(metrics[OBJECTIVE] for metrics in reversed(records.history) if OBJECTIVE in metrics)
-    return Trained(objective=objective, closing=experiment.trainer.closing)
+    return objective, experiment.trainer.closing
 
 
 def _paths(folder: Path, sync: Path, newest: Path | None) -> dict[str, Any]:

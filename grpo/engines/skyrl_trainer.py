@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.generators.utils import prepare_generator_input
 from skyrl.train.trainer import RayPPOTrainer
 
+from grpo import pair
 from grpo.advantage import comparable_totals, group_advantages
-from grpo.checkpoint import is_complete, prune, write_folder, write_json
+from grpo.checkpoint import DONE, is_complete, prune, write_folder, write_state
 from grpo.config import RunConfig
+from grpo.engines.given import Given
 from grpo.engines.local import LOGGED_EPISODES, OBJECTIVE
 from grpo.engines.skyrl import ENV_CLASS
 from grpo.engines.skyrl_env import row
@@ -31,12 +33,13 @@ from grpo.engines.skyrl_generator import Generator
 from grpo.engines.skyrl_records import Records, Step
 from grpo.evaluate import held_out
 from grpo.evaluation import Evaluation
+from grpo.files import write_json, writing
+from grpo.heartbeat import beat
 from grpo.interfaces import Env
 from grpo.loss import token_weights
 from grpo.plan import reach
 from grpo.randomness import seed as seed_of
-from grpo.reward import Mixture
-from grpo.tracking import RunLog, rollout_row
+from grpo.tracking import rollout_row
 from grpo.types import Task
 
 log = logging.getLogger(__name__)
@@ -45,24 +48,13 @@ ADAPTER = Path("policy/lora_adapter")
 """Where SkyRL puts the adapter within its checkpoint."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a run is made of, besides SkyRL's own."""
-
-    run: RunConfig
-    env: Env
-    mixture: Mixture
-    folder: Path
-    log: RunLog
-    records: Records
-
-
 class StepTasks:
     """SkyRL's data loader: the tasks of each step, those that the local engine would draw."""
 
-    def __init__(self, env: Env, run: RunConfig, next_step: Callable[[], int]) -> None:
+    def __init__(self, env: Env, run: RunConfig, folder: Path, next_step: Callable[[], int]) -> None:
         self._env = env
         self._run = run
+        self._folder = folder
         self._next_step = next_step
 
     def __len__(self) -> int:
@@ -71,6 +63,7 @@ class StepTasks:
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         count, seed = self._run.algorithm.prompts_per_step, self._run.runtime.seed
         for step in range(self._next_step(), len(self) + 1):
+            beat(self._folder, "rollouts", step)
             tasks = self._env.tasks("train", count, seed_of(seed, "tasks", step))
             yield [entry(task, f"{step}.{index}", evaluation=False) for index, task in enumerate(tasks)]
 
@@ -89,29 +82,31 @@ def entry(task: Task, uid: str, *, evaluation: bool) -> dict[str, Any]:
 class Trainer(RayPPOTrainer):
     generator: Generator
 
-    def __init__(self, parts: Parts, **theirs: Any) -> None:
-        self.parts = parts
+    def __init__(self, given: Given, records: Records, **theirs: Any) -> None:
+        self.given = given
+        self.records = records
         self.closing: list[tuple[str, str, Evaluation]] = []
         """(policy, decoding, result) on the test split, once training is done."""
         super().__init__(**theirs)
 
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
-        self.train_dataloader = StepTasks(self.parts.env, self.parts.run, lambda: self.global_step)
+        self.train_dataloader = StepTasks(self.given.env, self.given.run, self.given.folder, lambda: self.global_step)
         self.total_training_steps = len(self.train_dataloader)
 
     def compute_advantages_and_returns(self, data: Any) -> Any:
+        beat(self.given.folder, "update", self.global_step)
         data = super().compute_advantages_and_returns(data)
         rollouts, scores = zip(*self.generator.played, strict=True)
         totals = comparable_totals([rollout.transcript for rollout in rollouts], scores)
-        scale = self.parts.run.algorithm.advantage_scale
+        scale = self.given.run.algorithm.advantage_scale
         advantages = group_advantages([rollout.transcript.task.id for rollout in rollouts], totals, scale)
-        self.parts.records.step = Step(rollouts=rollouts, scores=scores, advantages=advantages)
+        self.records.step = Step(rollouts=rollouts, scores=scores, advantages=advantages)
         data["advantages"] = torch.tensor(advantages, dtype=torch.float32)[:, None] * data["response_mask"]
         return data
 
     def _normalize_advantages(self, data: Any, mini_batch_boundaries: Any, prompt_boundaries: Any = None) -> Any:
-        algorithm = self.parts.run.algorithm
-        most = self.parts.env.max_turns * algorithm.max_completion_tokens
+        algorithm = self.given.run.algorithm
+        most = self.given.env.max_turns * algorithm.max_completion_tokens
         weighted = torch.zeros_like(data["advantages"])
         for start, end in mini_batch_boundaries:
             weights = token_weights(data["loss_mask"][start:end], algorithm.loss_aggregation, most)
@@ -132,13 +127,14 @@ class Trainer(RayPPOTrainer):
 
     async def eval(self, vllm_metrics_scraper: Any = None) -> dict[str, float]:
         """Validation, greedy and sampled; nothing where a resumed run has it already."""
-        if self.global_step < len(self.parts.records.history):
+        if self.global_step < len(self.records.history):
             return {}
-        env = self.parts.env
-        tasks = held_out(env, "validation", self.parts.run.runtime.eval_episodes)
+        env = self.given.env
+        beat(self.given.folder, "evaluation", self.global_step)
+        tasks = held_out(env, "validation", self.given.run.runtime.eval_episodes)
         greedy, sampled = await self._play(tasks, greedy=True), await self._play(tasks, greedy=False)
         logged = list(zip(greedy.rollouts, greedy.scores, strict=True))[:LOGGED_EPISODES]
-        self.parts.log.rollouts(self.global_step, [rollout_row(self.global_step, *each, None) for each in logged])
+        self.given.log.rollouts(self.global_step, [rollout_row(self.global_step, *each, None) for each in logged])
         metrics = {
             OBJECTIVE: greedy.solved,
             "eval/all/reward": greedy.metrics["reward/total/mean"],
@@ -149,8 +145,8 @@ class Trainer(RayPPOTrainer):
 
     async def _close(self) -> list[tuple[str, str, Evaluation]]:
         """Start policy and trained policy on the test split: vLLM serves the base beside the adapter."""
-        run, adapter = self.parts.run, self.generator.policy_model_name
-        tasks = held_out(self.parts.env, "test", run.runtime.test_episodes)
+        run, adapter = self.given.run, self.generator.policy_model_name
+        tasks = held_out(self.given.env, "test", run.runtime.test_episodes)
         results = []
         for policy, name in (("start", self.inference_engine_client.model_name), ("trained", adapter)):
             self.generator.policy_model_name = name
@@ -176,22 +172,39 @@ class Trainer(RayPPOTrainer):
 
     def save_checkpoints(self) -> str:
         """SkyRL's state, which becomes a checkpoint of ours once the step's metrics are written."""
-        target = self.parts.folder / "checkpoints" / f"step_{self.global_step:06d}"
+        target = self.given.folder / "checkpoints" / f"step_{self.global_step:06d}"
         if is_complete(target):  # a run resumed at its end
             return str(target)
-        state = Path(super().save_checkpoints())
-        self.parts.records.written = partial(self._seal, state, target, self.global_step)
+        beat(self.given.folder, "saving", self.global_step)
+        with writing("checkpoint", target, self.given.folder):
+            state = Path(super().save_checkpoints())
+        self.records.written = partial(self._seal, state, target, self.global_step)
         return str(state)
 
-    def _seal(self, state: Path, target: Path, step: int) -> None:
+    def _seal(self, state: Path, target: Path, step: int, metrics: Mapping[str, float]) -> None:
+        given = self.given
+        record = pair.record(given.made_from, given.run, step, metrics)
+
         def write(aside: Path) -> None:
             shutil.move(state, aside / state.name)
-            shutil.move(aside / state.name / ADAPTER, aside / "adapter")
-            write_json(aside / "state.json", {"step": step})
+            _adapter(aside / state.name / ADAPTER, aside / "adapter", record)
+            write_state(aside, step, given.folder)
 
-        write_folder(target, write)
-        prune(target.parent, self.parts.run.runtime.keep_checkpoints)
-        self.parts.records.written = lambda: None
+        with writing("checkpoint", target, given.folder):
+            write_folder(target, write)
+            prune(target.parent, given.run.runtime.keep_checkpoints)
+            if step == given.run.runtime.steps:
+                write_folder(given.folder / "adapter", lambda aside: _adapter(target / "adapter", aside, record))
+        self.records.written = lambda metrics: None
 
     def _cleanup_old_checkpoints(self) -> None:
         """`prune` does it, by what is complete."""
+
+
+def _adapter(source: Path, target: Path, record: Mapping[str, Any]) -> None:
+    """SkyRL's adapter with its record beside it. Raises RuntimeError if it has no tensors."""
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(DONE))
+    with safe_open(target / pair.WEIGHTS_FILE, "numpy") as written:
+        if not written.keys():
+            raise RuntimeError(f"the adapter that SkyRL wrote to {source} holds no tensors")
+    write_json(target / pair.PAIR_FILE, pair.seal(record, target))

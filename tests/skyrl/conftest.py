@@ -1,4 +1,5 @@
 """Tests that need SkyRL and vLLM (Python 3.12, constraints-skyrl.txt) and no GPU: `make test-skyrl`."""
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

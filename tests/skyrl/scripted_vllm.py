@@ -1,4 +1,5 @@
 """vLLM's place taken by a script: replies are given, rendering is vLLM's own."""
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Reads SkyRL's keys and types from its dataclasses, and as a program writes them to grpo/engines/skyrl_keys.json."""
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def read() -> dict[str, list[str]]:
     return dict(sorted(_walk(SkyRLTrainConfig, "").items()))
 
 
-def _walk(cls: type, prefix: str) -> dict[str, list[str]]:
+def _walk(cls: Any, prefix: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):

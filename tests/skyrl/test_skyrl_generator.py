@@ -1,4 +1,5 @@
 """Our turn loop in SkyRL's generator, against vLLM's render server: same tokens and scores as the local engine."""
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -10,12 +11,11 @@ import configs
 import numpy as np
 import pytest
 import torch
-from scripted_vllm import CHAT, TINY, ScriptedClient, encode, generator, play
+from scripted_vllm import ScriptedClient, encode, generator, play
 
 from grpo import rollout as local_rollout
 from grpo.config import RunConfig, build_env, build_rewards
 from grpo.conversation import Conversations, Reply, Sampling
-from grpo.engines.skyrl_generator import with_empty_images
 from grpo.policy import load_policy
 from grpo.reward import Mixture
 from grpo.tracking import rollout_row
@@ -49,8 +49,10 @@ def locally(run: RunConfig, env: Any, mixture: Mixture, tasks: Sequence[Task], m
 
     class Scripted(Conversations):
         def reply(self, sampling: Sampling, draws: Any) -> list[Reply]:
-            return [self._finish_reply(row, ids := encode(script(row.id % 4, row.turn - 1)), [-0.5] * len(ids))
-                    for row in self._rows]
+            return [
+                self._finish_reply(row, ids := encode(script(row.id % 4, row.turn - 1)), [-0.5] * len(ids))
+                for row in self._rows
+            ]
 
     monkeypatch.setattr(local_rollout, "Conversations", Scripted)
     policy = load_policy(configs.run().model, configs.run().adapter, device=torch.device("cpu"), seed=0)
@@ -85,7 +87,10 @@ def test_both_engines_make_the_same_transcripts_tokens_and_scores_of_the_same_re
     for (their, _), (our, _) in zip(theirs, ours, strict=True):
         assert np.array_equal(their.trace.token_ids, our.trace.token_ids)
         assert np.array_equal(their.trace.action_mask, our.trace.action_mask)
-    assert {each[0].transcript.stop for each in theirs} == {"finished", "token_limit" if context == 300 else "turn_limit"}
+    assert {each[0].transcript.stop for each in theirs} == {
+        "finished",
+        "token_limit" if context == 300 else "turn_limit",
+    }
     for index, (their, score) in enumerate(theirs):
         ids = output["prompt_token_ids"][index] + output["response_ids"][index]
         assert ids == their.trace.token_ids.tolist()

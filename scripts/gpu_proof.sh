@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Proves engine=skyrl on this machine's GPUs, one proof a word: scripts/gpu_proof.sh a
+#   a   one GPU: the tiny model learns mazes; killed after a checkpoint, resumed, and solved to >= 0.95 at the end
+#   b   two GPUs: colocated and separate, each with a checkpoint and a resume; step times and GPU use side by side
+#   c   one GPU, 8B shape with random weights: the settings of SkyRL's own VisGym recipe against ours
+#   d   one GPU, 8B shape: a checkpoint written, and resumed
+# Results go to $OUT (outputs/gpu_proof); PYTHON (python3) must have the [skyrl] extra; STEPS shortens a.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-outputs/gpu_proof}
+RUNS=${RUNS:-$OUT/runs}
+mkdir -p "$OUT" "$RUNS"
+export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+START=$(date +%s)
+say() { echo "[$(($(date +%s) - START)) s] $*"; }
+
+# Ray's daemons outlive a killed driver; on a machine of one's own that is all of them.
+end_ray() { "$PYTHON" -m ray.scripts.scripts stop --force >/dev/null 2>&1; }
+
+# train NAME SECONDS words...: a run in $RUNS/NAME; its output in $OUT/NAME.log
+train() {
+  local name=$1 limit=$2
+  shift 2
+  timeout --signal=KILL "$limit" "$PYTHON" train.py "$@" >>"$OUT/$name.log" 2>&1
+  local code=$?
+  end_ray
+  say "$name ended with $code"
+  grep -E "^step|ALARM|error|solved \(95" "$OUT/$name.log" | tail -5 | cut -c1-240
+  [ $code = 0 ] || tail -n 30 "$OUT/$name.log" | cut -c1-300
+  for file in metrics.jsonl summary.json train.log config.yaml; do
+    mkdir -p "$OUT/$name" && cp "$RUNS/$name/$file" "$OUT/$name/" 2>/dev/null
+  done
+  cp "$RUNS/$name"/skyrl/infra-*.log "$OUT/$name/" 2>/dev/null
+  return $code
+}
+
+# killed_after STEP NAME SECONDS words...: the same, killed hard once the checkpoint of STEP is whole
+killed_after() {
+  local step=$1 name=$2 limit=$3
+  shift 3
+  "$PYTHON" train.py "$@" >>"$OUT/$name.log" 2>&1 &
+  local pid=$! until=$(($(date +%s) + limit))
+  until [ -e "$RUNS/$name/checkpoints/$(printf step_%06d "$step")/DONE" ]; do
+    if ! kill -0 $pid 2>/dev/null || [ "$(date +%s)" -gt "$until" ]; then
+      say "$name: no checkpoint of step $step"
+      tail -n 40 "$OUT/$name.log" | cut -c1-300
+      kill -9 $pid 2>/dev/null
+      end_ray
+      return 1
+    fi
+    sleep 1
+  done
+  kill -9 $pid
+  end_ray
+  say "$name killed after step $step: $(tail -n 1 "$RUNS/$name/metrics.jsonl" | cut -c1-60)"
+}
+
+TINY="engine=skyrl tracker=none engine.cuda_graphs=false engine.gpu_memory_utilization=0.3"
+
+proof_a() {
+  local steps=${STEPS:-60}
+  local words="$TINY runtime.steps=$steps hydra.run.dir=$RUNS/a"
+  killed_after $((steps / 3)) a 500 $words runtime.checkpoint_interval=$((steps / 3)) &&
+    train a 900 resume="$RUNS/a"
+  "$PYTHON" scripts/gpu_proof/show.py "$RUNS/a"
+}
+
+for proof in "$@"; do "proof_$proof"; done
