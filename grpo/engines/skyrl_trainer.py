@@ -183,6 +183,7 @@ class Trainer(RayPPOTrainer):
 
     def _seal(self, state: Path, target: Path, step: int, metrics: Mapping[str, float]) -> None:
         given = self.given
+        given.log.sync()
         record = pair.record(given.made_from, given.run, step, metrics)
 
         def write(aside: Path) -> None:
