@@ -208,6 +208,7 @@ TABLE: tuple[Row, ...] = (
 OURS: tuple[str, ...] = (
     "name",
     "resume",
+    "resume_accepts_changes",
     "dry_run",
     "adapter.type",
     "algorithm.name",
