@@ -40,6 +40,8 @@ __all__ = [
     "parse",
     "plain",
     "read",
+    "recall",
+    "saved",
     "to_yaml",
 ]
 
@@ -109,10 +111,10 @@ def parse(container: Mapping[str, Any]) -> RunConfig:
     return run
 
 
-def read(model: type[S], container: Mapping[str, Any]) -> S:
+def read(model: type[S], container: Mapping[str, Any], *, recalled: bool = False) -> S:
     """`container` as `model`, each section by itself. Raises ConfigError with one line a fault."""
     try:
-        return model.model_validate(dict(container))
+        return model.model_validate(dict(container), context=schema.RECALLED if recalled else None)
     except ValidationError as error:
         raise ConfigError(explain(error, model, container)) from error
 
@@ -274,8 +276,18 @@ def to_yaml(run: RunConfig) -> str:
 
 
 def load(folder: Path) -> RunConfig:
-    """The config that a run left in its folder. Raises FileNotFoundError or ConfigError."""
-    saved = OmegaConf.load(folder / "config.yaml")
-    if not isinstance(saved, DictConfig):
+    """The config that a run left in its folder, checked as for a run. Raises FileNotFoundError or ConfigError."""
+    return parse(saved(folder))
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    """The plain data of that config, whatever version wrote it. Raises FileNotFoundError or ConfigError."""
+    found = OmegaConf.load(folder / "config.yaml")
+    if not isinstance(found, DictConfig):
         raise ConfigError([Fault(key="", problem=f"{folder / 'config.yaml'} holds no mapping")])
-    return parse(plain(saved))
+    return plain(found)
+
+
+def recall(container: Mapping[str, Any]) -> RunConfig:
+    """A saved config for reading, not for running: what it names may be gone. Raises ConfigError."""
+    return read(RunConfig, container, recalled=True)

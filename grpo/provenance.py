@@ -53,11 +53,7 @@ def of_run(run: RunConfig) -> dict[str, Any]:
     start_from = run.adapter.start_from if run.adapter.type == "lora" else None
     return redact(
         {
-            **commit(),
-            "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}",
-            "packages": packages(),
-            "image_digest": os.environ.get(IMAGE_DIGEST),
+            **surroundings(),
             "base": asdict(base.describe(run.model)),
             "code_hashes": {key: source_hash(each) for key, each in components.items()},
             "data_version": env.data_version(),
@@ -65,6 +61,17 @@ def of_run(run: RunConfig) -> dict[str, Any]:
             "seed": run.runtime.seed,
         }
     )
+
+
+def surroundings() -> dict[str, Any]:
+    """The part of the record that is the same for every run that starts here now."""
+    return {
+        **commit(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "packages": packages(),
+        "image_digest": os.environ.get(IMAGE_DIGEST),
+    }
 
 
 def commit() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, model_validator
 
 
 class Strict(BaseModel):
@@ -98,9 +98,13 @@ class ModelConfig(Strict):
     dtype: Literal["float32", "bfloat16"]
 
 
-def _adapter_folder(path: str | None) -> str | None:
-    if path is None:
-        return None
+RECALLED = {"recalled": True}
+"""Validation context of a config that is only looked at: no file that it names is asked for."""
+
+
+def _adapter_folder(path: str | None, info: ValidationInfo) -> str | None:
+    if path is None or info.context == RECALLED:
+        return path
     for folder in (Path(path), Path(path) / "adapter"):
         if (folder / "adapter_config.json").is_file():
             return str(folder)
@@ -120,8 +124,8 @@ class LoraAdapter(Strict):
     """A trained adapter, or its run folder, to go on from; it is then also what the KL is measured against."""
 
     @model_validator(mode="after")
-    def _same_shape_as_its_start(self) -> Self:
-        if self.start_from is not None:
+    def _same_shape_as_its_start(self, info: ValidationInfo) -> Self:
+        if self.start_from is not None and info.context != RECALLED:
             saved = json.loads((Path(self.start_from) / "adapter_config.json").read_text())
             if (saved["r"], saved["lora_alpha"]) != (self.rank, self.alpha):
                 raise ValueError(

@@ -5,9 +5,12 @@
     python scripts/reproduce.py RUN_FOLDER --strict          # refuse if anything that it was made from differs
     python scripts/reproduce.py RUN_FOLDER --check           # only list what differs, run nothing
 
-First it lists what differs from the record in run.json (commit, changes, packages, base, reward and env code), each
-with old and new value. Then it runs the saved config into a new folder and compares step by step.
-Exit codes: 0 identical; 1 the run failed or differs; 2 refused, or no run folder.
+First it lists what differs from the record in run.json (commit and changes, packages, image, base, tokenizer,
+processor, chat template, data, reward and env code), each with old and new value. Then it runs the saved config into a
+new folder, which names the old one in its run.json, and compares step by step; of a run that crashed, the steps that
+it has.
+Exit codes: 0 identical; 1 the run failed or differs (--check: something differs); 2 refused, or not a run that can be
+run again.
 """
 
 from __future__ import annotations
@@ -23,91 +26,106 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
-from safetensors.numpy import load_file
 
-from grpo import compose, config, provenance, storage
-from grpo.faults import ConfigError
+from grpo import compose, config
 from grpo.files import write_json
-from grpo.reproduce import Difference, differences, metric_differences
-from grpo.tracking import METRICS_FILE, read_lines
+from grpo.reproduce import Difference
+from grpo.rerun import Comparison, changes, compare, is_runnable
+from grpo.s3 import StorageError, is_remote
+from grpo.storage import local_copy
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 60
+LONGEST = 70
 """Characters of a value in the table; a diff of changed files is longer than a screen."""
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="RUN_FOLDER", help="or the address of a run on S3")
+    parser.add_argument("folder", metavar="RUN_FOLDER", help="or its s3:// address")
     parser.add_argument("--strict", action="store_true", help="refuse to run if anything differs")
     parser.add_argument("--check", action="store_true", help="list what differs and run nothing")
     parser.add_argument("--output", type=Path, help="the new run's folder (default: beside the old one)")
     options = parser.parse_args(arguments)
     console = Console()
     try:
-        folder = storage.local_copy(options.folder).resolve()
-        changed = _changed(folder)
-    except (OSError, ConfigError, storage.StorageError) as error:
-        sys.stderr.write(f"{options.folder} cannot be reproduced: {error}\n")
-        return 2
+        folder = local_copy(options.folder).resolve()
+        changed = changes(folder)
+    except (OSError, ValueError, StorageError) as error:
+        return _refuse(f"{options.folder} cannot be reproduced: {error}")
     _show(console, changed)
     if options.check:
         return 1 if changed else 0
+    if not is_runnable(folder):
+        return _refuse(f"{folder} cannot be run again as it is (see above); nothing was run")
     if options.strict and changed:
-        sys.stderr.write(f"--strict: {len(changed)} things differ from what {folder} was made from; nothing was run\n")
-        return 2
+        return _refuse(f"--strict: {len(changed)} things differ from what {folder} was made from; nothing was run")
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     new = (options.output or folder.parent / f"{stamp}-reproduces-{folder.name}").resolve()
-    if not _run(folder, new):
-        return 1
-    write_json(new / "run.json", json.loads((new / "run.json").read_text()) | {"reproduces": str(folder)})
-    return _compare(console, folder, new)
+    return _run_and_compare(console, folder, new)
 
 
-def _changed(folder: Path) -> list[Difference]:
-    today = provenance.of_run(config.load(folder))
-    return differences(json.loads((folder / "run.json").read_text()), today)
+def _refuse(reason: str) -> int:
+    sys.stderr.write(f"{reason}\n")
+    return 2
 
 
 def _show(console: Console, changed: Sequence[Difference]) -> None:
     if not changed:
-        console.print("made from the same: commit, packages, base, reward and env code")
+        console.print(
+            "made from the same: commit, packages, image, base, tokenizer, processor, chat template, data, "
+            "reward and env code",
+            soft_wrap=True,
+        )
         return
-    table = Table(Column("what differs", no_wrap=True), "then", "now")
+    table = Table(Column("what differs", no_wrap=True), Column("then", overflow="fold"), Column("now", overflow="fold"))
     for difference in changed:
         table.add_row(difference.key, _short(difference.old), _short(difference.new))
     console.print(table)
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = "none" if value is None else str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
 
 
-def _run(folder: Path, new: Path) -> bool:
-    saved = ["--config-path", str(folder), "--config-name", "config"]
-    if storage.is_remote(config.load(folder).runtime.output_dir):
+def _run_and_compare(console: Console, old: Path, new: Path) -> int:
+    saved = ["--config-path", str(old), "--config-name", "config"]
+    if is_remote(config.load(old).runtime.output_dir):
         # Made again here: who may read a run on S3 need not be allowed to write there.
         saved.append(f"runtime.output_dir={compose.quoted(str(new.parent))}")
-    return subprocess.run([sys.executable, str(ROOT / "train.py"), *saved, f"hydra.run.dir={new}"]).returncode == 0
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *saved, f"hydra.run.dir={new}"])
+    record = new / "run.json"
+    if record.is_file():
+        write_json(record, json.loads(record.read_text()) | {"reproduces": str(old)})
+    console.print(f"old: {old}\nnew: {new}", soft_wrap=True, highlight=False)
+    if done.returncode != 0:
+        console.print(f"the new run failed with exit code {done.returncode}; its train.log says why")
+        return 1
+    return _tell(console, compare(old, new))
 
 
-def _compare(console: Console, old: Path, new: Path) -> int:
-    found = list(metric_differences(*(list(read_lines(folder / METRICS_FILE)) for folder in (old, new))))
-    adapters = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (old, new)]
-    same_adapter = adapters[0].keys() == adapters[1].keys() and all(
-        (adapters[0][name] == adapters[1][name]).all() for name in adapters[0]
-    )
-    console.print(f"old: {old}\nnew: {new}")
-    if not found and same_adapter:
-        console.print("identical: every metric of every step (times aside), and the adapter")
+def _tell(console: Console, result: Comparison) -> int:
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    if result.last_step is None:
+        say("the old run has no metrics: there is nothing to compare with")
+        return 1
+    if result.last_step < result.steps:
+        say(f"the old run ended after step {result.last_step} of {result.steps}; the steps up to there are compared")
+    adapter = {None: "", True: ", and the adapter", False: ""}[result.same_adapter]
+    if result.identical:
+        say(f"identical: every metric of every step (times aside){adapter}")
         return 0
-    if found:
-        first, largest = found[0], max(found, key=lambda difference: difference.size)
-        console.print(f"first difference: step {first.step}, {first.name}: {first.old} then, {first.new} now")
-        console.print(f"largest: step {largest.step}, {largest.name}: {largest.old} then, {largest.new} now")
-        console.print(f"{len(found)} values differ")
-    console.print(f"the adapter is {'identical' if same_adapter else 'another one'}")
+    if result.differences:
+        first = result.differences[0]
+        largest = max(result.differences, key=lambda difference: difference.size)
+        for name, each in (("first difference", first), ("largest", largest)):
+            size = f" (by {each.size:.3g})" if each.size != float("inf") else ""
+            say(f"{name}: step {each.step}, {each.name}: {each.old} then, {each.new} now{size}")
+        say(f"{len(result.differences)} values differ")
+    if result.same_adapter is not None:
+        say(f"the adapter is {'identical' if result.same_adapter else 'another one'}")
     return 1
 
 

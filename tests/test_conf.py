@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import configs
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo import schema
+from grpo import config, schema
 from grpo.compose import GROUPS
 
 GIVEN = {
@@ -26,6 +27,16 @@ OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((config
 def test_an_option_composes_with_the_defaults_and_no_second_word(option: str) -> None:
     (run,) = configs.typed([option, *GIVEN.get(option, [])])
     assert run.name
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_saved_config_is_complete_and_reads_back_the_same(option: str, tmp_path: Path) -> None:
+    (run,) = configs.typed([option, *GIVEN.get(option, [])])
+    text = config.to_yaml(run)
+    assert "${" not in text
+    assert "???" not in text
+    (tmp_path / "config.yaml").write_text(text)
+    assert config.load(tmp_path) == run
 
 
 @pytest.mark.parametrize("path", sorted(configs.CONF.rglob("*.yaml")), ids=lambda path: path.stem)
