@@ -45,7 +45,9 @@ def read_json(text: str) -> Any:
     NaN, infinities and numbers too large to be one.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite, parse_int=_whole
+        )
     except (ValueError, RecursionError):  # the second for thousands of nested brackets
         return ...
 
@@ -66,6 +68,11 @@ def _finite(text: str) -> float:
     if not isfinite(number):
         raise ValueError(f"{text} is too large")
     return number
+
+
+def _whole(text: str) -> int:
+    _finite(text)  # one that is too large for a float cannot be divided
+    return int(text)
 
 
 def is_number(value: Any) -> bool:

@@ -244,6 +244,7 @@ def test_iou_of_boxes_and_the_price_of_spare_ones() -> None:
         "[[]]",
         json.dumps([[0, 0, 100, 100]] * 65),
         "9" * 9999,
+        f"[0, 0, {'9' * 400}, 100]",
     ],
 )
 def test_what_is_no_box_or_covers_everything_earns_next_to_nothing(answer: str) -> None:
@@ -266,7 +267,7 @@ def test_frames_of_reference_and_answer_are_converted() -> None:
 
 
 def test_a_point_lies_in_the_box_or_not() -> None:
-    answers = ("[50, 50]", '{"point_2d": [100, 100]}', "[101, 50]", "[50]", "50, 50", "[1e400, 0]", "[[50, 50]]")
+    answers = ("[50, 50]", '{"point_2d": [100, 100]}', "[101, 50]", "[50]", "50, 50", "[1e400, 0]", f"[{'9' * 400}, 0]")
     assert [judged(POINT, text, [0, 0, 100, 100]) for text in answers] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -301,7 +302,9 @@ def test_an_answer_that_would_take_for_ever_is_wrong_and_the_next_one_is_judged(
 
 
 @pytest.mark.parametrize(("term", "reference"), TERMS, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("answer", ["(" * 9999, "\x00", "\ud800", "9" * 9999, "<answer>3</answer>", "a" * 9999 + "!"])
+@pytest.mark.parametrize(
+    "answer", ["(" * 9999, "\x00", "\ud800", "9" * 9999, "9" * 400, "<answer>3</answer>", "a" * 9999 + "!"]
+)
 def test_no_answer_makes_a_term_raise_or_pay(term: Reward, reference: Any, answer: str) -> None:
     assert judged(term, answer, reference) == 0.0
 

@@ -135,6 +135,9 @@ def test_any_reply_is_taken_as_data(reply: str) -> None:
         ({"prompt": "1?", "kind": "number"}, "answer: Field required"),
         ({**SUM, "answer": "two"}, "answer: the reference 'two' is no number"),
         ({**SUM, "answer": True}, "answer: kind number wants a finite number"),
+        ({**SUM, "answer": 10**400}, "answer: kind number wants a finite number"),
+        ('{"prompt": "?", "answer": NaN, "kind": "number"}', "answer: kind number wants a finite number"),
+        ('{"prompt": "?", "answer": {"a": [NaN]}, "kind": "json"}', "answer: holds NaN or an infinity"),
         ({**SUM, "kind": "poem"}, "kind: 'poem' has no judge; env.judges has choice, number"),
         ({**SUM, "prompt": " "}, "prompt: is blank"),
         ({**SUM, "messages": []}, "prompt: wants either prompt or messages"),
@@ -177,6 +180,18 @@ def test_rows_that_are_there_twice_are_refused_by_content_and_by_id(tmp_path: Pa
     assert found == [
         ("train_manifest", "line 3: asks the same as line 1: same text, same images"),
         ("train_manifest", "line 5: id: is that of line 4 as well"),
+    ]
+
+
+def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_no_faults(tmp_path: Path) -> None:
+    env = built(tmp_path, [])
+    lines = [json.dumps(row).encode() for row in sums(0, 3)]
+    (tmp_path / "train.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\r\n".join(lines))
+    tasks = env.tasks("train", 3, seed=0)
+    assert sorted((task.data["line"], task.data["text"]) for task in tasks) == [
+        (1, "0 + 1?"),
+        (3, "1 + 1?"),
+        (5, "2 + 1?"),
     ]
 
 

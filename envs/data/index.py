@@ -6,6 +6,7 @@ file, and used again for as long as no image has changed, so that the next start
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import logging
@@ -179,6 +180,8 @@ class _Scan:
         with file.open("rb") as opened:
             for number, line in enumerate(opened, start=1):
                 start, end = end, end + len(line)
+                if number == 1 and line.startswith(codecs.BOM_UTF8):
+                    start, line = start + len(codecs.BOM_UTF8), line.removeprefix(codecs.BOM_UTF8)
                 if line.isspace():
                     continue
                 try:

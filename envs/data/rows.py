@@ -6,7 +6,8 @@ marker `<image>` in the text is therefore taken out, or becomes `[image 2]` wher
 
 from __future__ import annotations
 
-import math
+import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo.types import Message
 
 MARKER = "<image>"
+LARGEST = sys.float_info.max
 
 
 class RowError(ValueError):
@@ -83,6 +85,12 @@ def read_row(line: bytes) -> Row:
     wanted = check(row) if check else None
     if wanted:
         raise RowError("answer", f"kind {row.kind} wants {wanted}, got {_cut(row.answer)}")
+    for key, value in (("answer", row.answer), ("facts", row.facts)):
+        if isinstance(value, dict | list | float):
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError as error:
+                raise RowError(key, "holds NaN or an infinity") from error
     if row.choices is not None and row.kind != "choice":
         raise RowError("choices", f"belong to kind choice, this row's is {row.kind}")
     if row.id == "":
@@ -151,8 +159,13 @@ def _without_markers(text: str, images: int) -> str:
 
 def _number(row: Row) -> str | None:
     answer = row.answer
-    is_number = isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer)
-    return None if is_number or (isinstance(answer, str) and answer.strip()) else "a finite number, or one as text"
+    sound = _is_finite(answer) or (isinstance(answer, str) and answer.strip())
+    return None if sound else "a finite number, or one as text"
+
+
+def _is_finite(value: Any) -> bool:
+    """A number that a float can hold; comparing works for whole numbers of any length, `isfinite` does not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def _text(row: Row) -> str | None:
@@ -178,7 +191,7 @@ def _box(row: Row) -> str | None:
 def _is_box(box: Any) -> bool:
     if not isinstance(box, list) or len(box) != 4:
         return False
-    if not all(isinstance(side, int | float) and not isinstance(side, bool) and math.isfinite(side) for side in box):
+    if not all(map(_is_finite, box)):
         return False
     return box[0] < box[2] and box[1] < box[3]
 
