@@ -1,7 +1,7 @@
 """Builds the HTML report of runs and sweeps and prints where each went.
 
-    python scripts/report.py outputs/maze/2026-11-30_18-48-50-762343     # with its newest evaluation
-    python scripts/report.py outputs/maze/sweep_2026-11-30_19-00-00-000000  # all trials side by side
+python scripts/report.py outputs/maze/2026-11-30_18-48-50-762343     # with its newest evaluation
+python scripts/report.py outputs/maze/sweep_2026-11-30_19-00-00-000000  # all trials side by side
 """
 
 from __future__ import annotations

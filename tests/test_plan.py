@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import configs
 import pytest
 
+from envs import visgym
 from grpo import plan
 from grpo.faults import ConfigError
 from grpo.interfaces import Env, Episode
@@ -98,10 +100,11 @@ def test_what_cannot_run_yet_is_named(option: str) -> None:
     assert option in fault.problem
 
 
-@pytest.mark.parametrize("option", ["env=visgym"])
-def test_an_env_that_cannot_be_played_yet_is_refused_with_its_sentence(option: str) -> None:
-    (run,) = configs.typed([option])
-    with pytest.raises(ConfigError, match=f"{option} can be composed and checked, but not run yet"):
+def test_an_env_that_cannot_be_played_here_is_refused_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = configs.typed(["env=visgym"])
+    visgym._visgym.cache_clear()
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ConfigError, match="env: env=visgym needs VisGym, which is not installed"):
         plan.ceilings(run)
 
 
