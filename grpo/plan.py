@@ -14,7 +14,7 @@ from grpo.engines import skyrl
 from grpo.faults import ConfigError, Fault
 from grpo.interfaces import DataError, Env
 from grpo.layout import layout
-from grpo.schema import LocalCluster, RunConfig, SkyrlEngine, SlurmCluster
+from grpo.schema import LocalCluster, RunConfig, SkyrlEngine
 from grpo.types import SPLITS, Split, Task
 
 CEILING_TASKS = 128
@@ -145,9 +145,4 @@ def blockers(run: RunConfig) -> list[Fault]:
     elif run.adapter.type == "none":
         problem = "adapter=none can be composed and checked, but engine=local trains an adapter; use adapter=lora"
         faults.append(Fault(key="adapter.type", problem=problem))
-    if isinstance(run.cluster, SlurmCluster):
-        problem = (
-            f"cluster={run.cluster.name} can be composed and checked, but nothing is submitted yet; use cluster=local"
-        )
-        faults.append(Fault(key="cluster.name", problem=problem))
     return faults

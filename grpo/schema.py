@@ -318,12 +318,21 @@ class HyperpodRayjobCluster(KubeRayCluster):
     python: Annotated[str, Field(min_length=1)]
 
 
-class SlurmCluster(Strict):
+class SlurmCluster(SentCluster):
     name: Literal["slurm"]
-    partition: str
+    partition: Annotated[str, Field(min_length=1)]
+    account: str | None
     nodes: Positive
-    gpus_per_node: Positive
+    gpus_per_node: NotNegative
+    cpus_per_task: Positive
+    memory_gib: Positive
+    """Of a node."""
     time_minutes: Positive
+    signal_seconds: Positive
+    """Before the time is up, the job is asked to save and is requeued."""
+    requeues: NotNegative
+    use_srun: bool
+    setup: list[str]
 
 
 AnyCluster = LocalCluster | RayCluster | HyperpodCluster | HyperpodRayjobCluster | SlurmCluster

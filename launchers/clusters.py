@@ -52,7 +52,13 @@ def connect(run: RunConfig, say: Callable[[str], None]) -> Cluster:
 
         _need("kubernetes", "hyperpod")
         return RayJobObjects(settings, say=say)
-    raise AssertionError("grpo.plan refuses other clusters before a run starts")
+    from launchers.slurm import SlurmJobs
+
+    _need("submitit", "slurm")
+    if settings.nodes > 1:
+        problem = f"{settings.nodes} nodes: no Ray is started across Slurm's nodes yet; use 1, or a Ray cluster"
+        raise ConfigError([Fault(key="cluster.nodes", problem=problem)])
+    return SlurmJobs(settings, say=say, root=package.ROOT)
 
 
 def preview(runs: Sequence[RunConfig], sweep: Path) -> str:

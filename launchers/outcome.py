@@ -20,12 +20,14 @@ TAIL_BYTES = 20_000
 
 CONFIG_EXIT = 2
 _BY_SIGN = (
-    ("out of memory", r"out of memory|OutOfMemoryError"),
+    ("out of memory", r"out.of.memory|OutOfMemoryError"),
     ("preempted", r"preempt|DUE TO NODE|evicted|NODE_FAIL"),
     ("node lost", r"node.{0,80}(died|lost|terminated|dead)|ActorDiedError|RaySystemError|WorkerCrashedError"),
     ("communication", r"NCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclUnhandledCudaError|ECC error"),
     ("server error", r"\b50[0234]\b.{0,40}(error|unavailable|SlowDown)|ConnectionResetError|Too Many Requests"),
 )
+KILLED = frozenset({-2, -9, -15, 130, 137, 143})
+"""Exit codes of a trial that someone outside ended: interrupted, killed or terminated."""
 TRANSIENT = frozenset({"preempted", "node lost", "head lost", "communication", "server error", "killed", "stalled"})
 """Causes that lie outside the trial: another attempt, from its newest checkpoint, may do what this one could not."""
 
@@ -89,7 +91,7 @@ def _failure(code: int | None, note: str, log: Path) -> Outcome:
         return failed("config", told)
     signs = f"{note}\n{tail(log)[-4000:]}"
     cause = next((name for name, sign in _BY_SIGN if re.search(sign, signs, re.IGNORECASE)), None)
-    return failed(cause or ("killed" if code in (-9, -15, 137, 143) else "failed"), told)
+    return failed(cause or ("killed" if code in KILLED else "failed"), told)
 
 
 def _ended(code: int) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import ray_head as ray_head_module
+import slurm_node as slurm_node_module
 import torch
 from ray_head import Head
+from slurm_node import SlurmNode
 
 from envs.maze_2d import Maze2D
 from grpo.policy import Policy, load_policy
@@ -68,3 +70,9 @@ def maze() -> Maze2D:
 def ray_head() -> Iterator[Head]:
     with ray_head_module.running() as head:
         yield head
+
+
+@pytest.fixture(scope="session")
+def slurm_node() -> Iterator[SlurmNode]:
+    with slurm_node_module.running() as node:
+        yield node

@@ -52,7 +52,7 @@ def test_a_refusal_ends_with_2_tells_all_faults_and_starts_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["-m", "cluster=slurm", "runtime.seed=0,1"], ["adapter=none"]])
+@pytest.mark.parametrize("words", [["-m", "adapter=none", "runtime.seed=0,1"], ["adapter=none"]])
 def test_what_cannot_run_yet_ends_with_2_and_a_sentence(words: list[str], tmp_path: Path) -> None:
     done = train(*words, cwd=tmp_path)
     assert done.returncode == 2

@@ -93,7 +93,7 @@ def test_a_hub_model_without_a_revision_is_warned_about() -> None:
     assert plan.warnings(run, {}) == []
 
 
-@pytest.mark.parametrize("option", ["cluster=slurm"])
+@pytest.mark.parametrize("option", ["adapter=none"])
 def test_what_cannot_run_yet_is_named(option: str) -> None:
     (run,) = configs.typed([option])
     (fault,) = plan.blockers(run)

@@ -1,0 +1,211 @@
+"""Slurm through submitit: one job a trial, on file systems that this machine shares with the nodes.
+
+submitit submits and requeues. How a trial ended is read from its own files and from Slurm, never from submitit's
+pickled result: without accounting, submitit waits for ever for the result of a job that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from grpo.config import ConfigError, Fault
+from grpo.faults import guess
+from grpo.schema import SlurmCluster
+from launchers import package
+from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
+
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING"})
+RUNNING = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+COMMAND_SECONDS = 60
+SETTLE_SECONDS = 20.0
+"""For the files of a job that ended to become visible here."""
+
+
+class SlurmJobs(Cluster):
+    def __init__(self, settings: SlurmCluster, *, say: Callable[[str], None], root: Path) -> None:
+        self._settings, self._say, self._root = settings, say, root
+        self._code: Path | None = None
+        self._over: dict[str, float] = {}
+
+    def check(self, attempts: Sequence[Attempt]) -> None:
+        if shutil.which("sbatch") is None:
+            problem = "sbatch is not found; cluster=slurm submits from a login node of the cluster"
+            raise ConfigError([Fault(key="cluster.name", problem=problem)])
+        if not attempts:
+            return
+        try:
+            known = _slurm("sinfo", "--noheader", "--format", "%R").split()
+        except (Refused, Unreachable) as error:
+            raise ConfigError([Fault(key="cluster.name", problem=f"Slurm does not answer: {error}")]) from error
+        if self._settings.partition not in known:
+            problem = f"no partition {self._settings.partition!r}{guess(self._settings.partition, known)}"
+            raise ConfigError([Fault(key="cluster.partition", problem=f"{problem} (there are {', '.join(known)})")])
+        self._code = self._snapshot(attempts)
+        self._say(f"code and configs of the jobs: {self._code}")
+
+    def submit(self, attempt: Attempt) -> None:
+        import submitit
+        from submitit.core.utils import FailedJobError
+
+        from launchers.slurm_job import SlurmTrial
+
+        if self._job(attempt) is not None:
+            return
+        if self._code is None:
+            self._code = self._snapshot([attempt])
+        config = self._code / package.config_name(attempt)
+        trial = ["--config", str(config), "--folder", str(attempt.here.resolve())]
+        words = [sys.executable, "-m", "launchers.trial", *trial]
+        job = SlurmTrial(words, str(self._code), str(attempt.log.resolve()), str(_code_file(attempt).resolve()))
+        executor = submitit.AutoExecutor(
+            attempt.sweep / "slurm", cluster="slurm", slurm_max_num_timeout=self._settings.requeues
+        )
+        executor.update_parameters(**self._parameters(attempt))
+        try:
+            with _outside_of_any_job():
+                made = executor.submit(job)
+        except (subprocess.CalledProcessError, FailedJobError) as error:
+            raise Refused(f"sbatch refused the job: {' '.join(str(error).split())[-500:]}") from error
+        _id_file(attempt).write_text(made.job_id, encoding="utf-8")
+
+    def status(self, attempt: Attempt) -> Status:
+        if _code_file(attempt).exists():
+            return Status(phase="ended", code=int(_code_file(attempt).read_text()), note="")
+        job = self._job(attempt)
+        if job is None:
+            return Status(phase="lost", code=None, note="Slurm has no such job")
+        shown = _shown(job)
+        state, reason = shown.get("JobState", _accounted(job)), shown.get("Reason", "None")
+        if state in WAITING:
+            restarts = int(shown.get("Restarts", 0))
+            times = f"requeued {restarts} time(s): " if restarts else ""
+            return Status(phase="pending", code=None, note=f"{times}{reason if reason != 'None' else state}")
+        if state in RUNNING:
+            return Status(phase="running", code=None, note="")
+        # The exit code's file may still be on its way through the shared file system.
+        seen = self._over.setdefault(attempt.id, time.monotonic())
+        if time.monotonic() - seen < (SETTLE_SECONDS if state == "COMPLETED" else 2.0):
+            return Status(phase="running", code=None, note="")
+        code, signal = (int(part) for part in shown.get("ExitCode", "0:0").split(":"))
+        note = f"Slurm job {job}: {state or 'unknown'} {reason}"
+        return Status(phase="ended", code=-signal if signal else code or None, note=note)
+
+    def stop(self, attempt: Attempt) -> None:
+        job = self._job(attempt)
+        if job is not None:
+            with contextlib.suppress(Refused):  # it has ended by itself
+                _slurm("scancel", job)
+
+    def collect(self, attempt: Attempt) -> None:
+        self._over.pop(attempt.id, None)
+
+    def preview(self, attempts: Sequence[Attempt]) -> str:
+        jobs = [f"  {attempt.id}: {self._parameters(attempt)}" for attempt in attempts]
+        return "\n".join(["jobs, with submitit's parameters:", *jobs])
+
+    def _job(self, attempt: Attempt) -> str | None:
+        """The attempt's job id: from its file, or by its name if the launcher died before it wrote that."""
+        if _id_file(attempt).exists():
+            return _id_file(attempt).read_text(encoding="utf-8")
+        with contextlib.suppress(Refused):
+            found = _slurm("squeue", "--noheader", "--name", attempt.id, "--format", "%A").split()
+            return found[0] if found else None
+        return None
+
+    def _parameters(self, attempt: Attempt) -> dict[str, object]:
+        settings = self._settings
+        wanted: dict[str, object] = {
+            "name": attempt.id,
+            "timeout_min": settings.time_minutes,
+            "nodes": settings.nodes,
+            "tasks_per_node": 1,
+            "cpus_per_task": settings.cpus_per_task,
+            "mem_gb": settings.memory_gib,
+            "stderr_to_stdout": True,
+            "slurm_partition": settings.partition,
+            "slurm_signal_delay_s": settings.signal_seconds,
+            "slurm_use_srun": settings.use_srun,
+            "slurm_setup": [*settings.setup, f"export PYTHONPATH={self._root}"],
+            "slurm_additional_parameters": {"requeue": True, "open_mode": "append"},
+        }
+        if settings.gpus_per_node:
+            wanted["gpus_per_node"] = settings.gpus_per_node
+        if settings.account is not None:
+            wanted["slurm_account"] = settings.account
+        return wanted
+
+    def _snapshot(self, attempts: Sequence[Attempt]) -> Path:
+        """The code as it is now with the trials' configs: a job may wait for days while the checkout changes."""
+        sweep = attempts[0].sweep.resolve()
+        built = package.build(attempts, sweep / "package.zip", limit_mib=1024, root=self._root)
+        mark = hashlib.sha256(built.path.read_bytes()).hexdigest()[:8]
+        target = sweep / f"code_{mark}"
+        if not target.exists():
+            aside = target.with_suffix(".part")
+            shutil.rmtree(aside, ignore_errors=True)
+            with zipfile.ZipFile(built.path) as archive:
+                archive.extractall(aside)
+            aside.rename(target)
+        return target
+
+
+def _id_file(attempt: Attempt) -> Path:
+    return attempt.here / f"output_{attempt.number}.slurm_job"
+
+
+def _code_file(attempt: Attempt) -> Path:
+    return attempt.here / f"output_{attempt.number}.exit_code"
+
+
+def _shown(job: str) -> Mapping[str, str]:
+    """What slurmctld knows of a job; nothing once it has forgotten it."""
+    try:
+        return dict(re.findall(r"(\w+)=(\S*)", _slurm("scontrol", "show", "job", job, "--oneliner")))
+    except Refused:
+        return {}
+
+
+def _accounted(job: str) -> str:
+    """The state in the accounts; empty where there are none."""
+    with contextlib.suppress(Refused):
+        lines = _slurm("sacct", "-X", "--noheader", "--parsable2", "--format", "State", "--jobs", job).split()
+        return lines[0] if lines else ""
+    return ""
+
+
+def _slurm(*words: str) -> str:
+    """Output of a Slurm command. Raises Refused with its words, and Unreachable where slurmctld does not answer."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unreachable(f"{words[0]}: {error}") from error
+    if done.returncode == 0:
+        return done.stdout
+    told = " ".join(done.stderr.split())
+    if re.search(r"Unable to contact|Connection refused|timed out|Communication connection failure", told):
+        raise Unreachable(told)
+    raise Refused(told)
+
+
+@contextlib.contextmanager
+def _outside_of_any_job() -> Iterator[None]:
+    """A launcher that runs inside a job must not hand that job's settings to those that it submits."""
+    inside = {name: os.environ.pop(name) for name in list(os.environ) if _of_a_job(name)}
+    try:
+        yield
+    finally:
+        os.environ.update(inside)
+
+
+def _of_a_job(name: str) -> bool:
+    return name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"

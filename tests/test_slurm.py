@@ -1,0 +1,140 @@
+"""Trials on a real one-node Slurm: crashed, requeued, cancelled, and every one of them accounted for."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import configs
+import pytest
+from hyperpod_stub import wait_for
+from ray_head import trivial_project
+from rich.console import Console
+from slurm_node import SlurmNode
+
+from grpo.config import ConfigError
+from grpo.schema import SlurmCluster
+from launchers import clusters, record, sweep
+from launchers.record import Job, TrialRecord
+from launchers.slurm import SlurmJobs
+
+ONE_CPU = {"partition": "debug", "gpus_per_node": 0, "cpus_per_task": 1, "memory_gib": 1, "signal_seconds": 5}
+
+
+@pytest.fixture(autouse=True)
+def slurm(slurm_node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SLURM_CONF", str(slurm_node.conf))
+    yield
+
+
+def launch(tmp_path: Path, *seeds: int, **changes: object) -> tuple[list[TrialRecord], str]:
+    settings = configs.typed(["cluster=slurm"])[0].cluster.model_dump() | ONE_CPU | {"start_minutes": 3, **changes}
+    runs = [configs.run({"runtime.seed": seed, "cluster": settings}) for seed in seeds]
+    jobs = [
+        Job(overrides=(f"seed={seed}",), folder=str(number), run=run)
+        for number, (seed, run) in enumerate(zip(seeds, runs, strict=True))
+    ]
+    console = Console(file=io.StringIO(), width=400)
+    root = tmp_path / "project" if (tmp_path / "project").exists() else trivial_project(tmp_path / "project")
+    wanted = runs[0].cluster
+    assert isinstance(wanted, SlurmCluster)
+    records = sweep.launch(
+        jobs,
+        tmp_path / "sweep",
+        cluster=SlurmJobs(wanted, say=console.print, root=root),
+        policy=clusters.policy(runs[0]),
+        stop_on_error=False,
+        console=console,
+    )
+    assert isinstance(console.file, io.StringIO)
+    return records, console.file.getvalue()
+
+
+def queue() -> list[str]:
+    return subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_crashed_and_a_killed_job_hide_no_other(tmp_path: Path) -> None:
+    records, told = launch(tmp_path, 1, 3, 4)
+    assert [(each.state, each.objective, each.attempts) for each in records] == [
+        ("finished", 0.1, 1),
+        ("failed", None, 1),
+        ("finished", 0.4, 2),
+    ]
+    assert (records[1].reason or "").startswith("exit code 1: seed 3 is broken")
+    assert "trial 2 is tried again (killed; 2 more at most)" in told
+
+
+def test_a_job_that_slurm_takes_away_is_told_by_its_state(tmp_path: Path) -> None:
+    def cancel() -> None:
+        wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
+        subprocess.run(["scancel", "--signal=KILL", "--full", *queue()], check=True)
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    (only,), told = launch(tmp_path, 400)
+    thread.join()
+    assert (only.state, only.attempts) == ("finished", 2)
+    assert "is tried again" in told
+
+
+def test_an_unknown_partition_is_refused_before_a_job_is_submitted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.partition: no partition 'nope' \(there are debug\)"):
+        launch(tmp_path, 1, partition="nope")
+    assert not (tmp_path / "sweep/slurm").exists()
+
+
+@pytest.mark.slow
+def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_path: Path) -> None:
+    short = [
+        *("runtime.steps=6", "runtime.test_episodes=4", "runtime.eval_episodes=4", "runtime.eval_interval=6"),
+        *("algorithm.prompts_per_step=2", "algorithm.updates_per_step=1", "runtime.checkpoint_interval=1"),
+        *("algorithm.warmup_steps=0", "tracker=none"),
+    ]
+    slurm = ["cluster=slurm", *(f"cluster.{key}={value}" for key, value in ONE_CPU.items())]
+    command = [sys.executable, str(configs.ROOT / "train.py")]
+    launcher = subprocess.Popen(
+        [*command, *slurm, *short, f"hydra.sweep.dir={tmp_path}/sweep"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: list(tmp_path.glob("sweep/0/checkpoints/step_00000[2-9]/DONE")), 180)
+    (job,) = queue()
+    subprocess.run(["scancel", job, "--signal=USR2"], check=True)
+    wait_for(lambda: "PENDING" in subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True).stdout)
+    # Slurm holds a requeued job back for two minutes.
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    told, _ = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, told
+    (only,) = record.read(tmp_path / "sweep")
+    assert (only.state, only.attempts) == ("finished", 1)
+    assert "resuming after step" in (tmp_path / "sweep/0/output.log").read_text()
+    straight = [*command, *short, f"hydra.run.dir={tmp_path}/straight"]
+    subprocess.run(straight, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+    adapters = [
+        folder / "adapter/adapter_model.safetensors" for folder in (tmp_path / "sweep/0", tmp_path / "straight")
+    ]
+    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_an_interrupt_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]; import pathlib, test_slurm; "
+        "test_slurm.launch(pathlib.Path(sys.argv[1]), 900, 901, 902)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path), str(configs.ROOT / "tests"), str(configs.ROOT)]
+    launcher = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    wait_for(lambda: (tmp_path / "sweep/0/starts").exists() and len(queue()) == 3, 120)
+    launcher.send_signal(signal.SIGINT)
+    launcher.wait(120)
+    wait_for(lambda: queue() == [], 30)
+    assert {each.state for each in record.read(tmp_path / "sweep")} == {"interrupted"}
