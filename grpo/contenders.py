@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from grpo import adapter
 from grpo.config import RunConfig
 from grpo.conversation import Sampling
 from grpo.endpoint import Endpoint
@@ -97,9 +98,7 @@ def served(run: RunConfig, url: str, models: Sequence[str]) -> list[Contender]:
 
 @contextmanager
 def _with_adapter(base: Policy, folder: Path, run: RunConfig) -> Iterator[Ready]:
-    from peft import PeftModel
-
-    adapted: Any = PeftModel.from_pretrained(base.model, str(folder), is_trainable=False)
+    adapted: Any = adapter.add(base.model, folder, name="default", trainable=False)
     try:
         # A policy of its own: an adapter on the vision tower must not find the base's features of an image.
         policy = Policy(adapted, base.tokenizer, base.image_processor, name=str(folder))

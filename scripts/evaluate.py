@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo import compose, config
+from grpo import base, compose, config, pair
 from grpo.faults import ConfigError, Fault
 from grpo.schema import RunConfig
 from launchers import record
@@ -90,6 +90,7 @@ def _read(options: argparse.Namespace) -> Asked:
         raise ValueError("--samples wants 1 or more, --tasks 2 or more: one task gives no interval")
     run, adapters = _of_folder(folder, words)
     adapters += [(str(path), adapter_folder(path)) for path in options.adapter]
+    _refuse_other_bases(run, adapters)
     names = [name for name, _ in adapters]
     if len(set(names)) < len(names):
         raise ValueError(f"the same adapter is given twice: {', '.join(names)}")
@@ -154,6 +155,21 @@ def adapter_folder(given: Path) -> Path:
     raise FileNotFoundError(
         f"{given} holds no adapter (adapter_config.json); give a run's folder, its adapter/ or a checkpoint"
     )
+
+
+def _refuse_other_bases(run: RunConfig, adapters: Sequence[tuple[str, Path]]) -> None:
+    """Raises ConfigError for each adapter whose record names another base; one without a record is tried."""
+    recorded = [(path, found["base"]) for _, path in adapters if (found := pair.read(path)) is not None]
+    if not recorded:
+        return
+    now = base.describe(run.model)
+    faults = [
+        Fault(key="", problem=pair.told(path, then, now, mismatch))
+        for path, then in recorded
+        for mismatch in pair.mismatches(then, now)
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def _contenders(asked: Asked, options: argparse.Namespace) -> list[Contender]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from chat_server import serving
 from configs import ROOT
 from configs import run as configured
 
-from grpo import config
+from grpo import base, config
 from grpo.checkpoint import save_adapter
 from grpo.policy import Policy, load_policy
 from launchers import record
@@ -37,7 +38,7 @@ def run_folder(folder: Path, *, noise: float = 0.0, changes: dict[str, Any] | No
     """What evaluation reads of a finished run: its config and its adapter."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config.to_yaml(configured({"tracker": {"name": "none"}} | (changes or {}))))
-    save_adapter(policy(noise), folder / "adapter")
+    save_adapter(policy(noise), folder / "adapter", {"base": asdict(base.describe(configured().model))})
     return folder
 
 
@@ -52,10 +53,10 @@ def test_an_adapter_that_changes_nothing_is_unchanged_and_passes_the_gate(
     folder = run_folder(tmp_path / "run")
     assert script.main([str(folder), *FEW]) == 0
     found = figures(folder)
-    base, trained = found["policies"]
-    assert (base["name"], trained["name"], found["reference"]) == ("base", "trained", "base")
+    first, trained = found["policies"]
+    assert (first["name"], trained["name"], found["reference"]) == ("base", "trained", "base")
     # The same draws: not one sampled episode differs, let alone a greedy one.
-    assert trained["sampled"] == base["sampled"] and trained["greedy"] == base["greedy"]
+    assert trained["sampled"] == first["sampled"] and trained["greedy"] == first["greedy"]
     assert trained["comparison"]["judgement"] == "unchanged"
     assert [kind["changed"] for kind in trained["drift"].values()] == [0, 0, 0]
     assert [kind["kl"] for kind in trained["drift"].values()] == pytest.approx([0, 0, 0], abs=1e-6)
@@ -82,10 +83,23 @@ def test_unchanged_fails_where_an_improvement_is_asked_for(tmp_path: Path) -> No
 def test_further_adapters_are_played_beside_the_runs_own(tmp_path: Path) -> None:
     folder, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other", noise=1.0)
     assert script.main([str(folder), "--adapter", str(other), *FEW]) == 1
-    base, trained, broken = figures(folder)["policies"]
+    first, trained, broken = figures(folder)["policies"]
     assert broken["name"] == str(other)
     # An adapter is taken off before the next one plays.
-    assert trained["greedy"] == base["greedy"] != broken["greedy"]
+    assert trained["greedy"] == first["greedy"] != broken["greedy"]
+
+
+def test_an_adapter_of_another_base_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    record_file = folder / "adapter/pair.json"
+    told = json.loads(record_file.read_text())
+    told["base"]["tokenizer"] = "0" * 16
+    record_file.write_text(json.dumps(told))
+    assert script.main([str(folder), *FEW]) == 2
+    assert "tokenizer" in capsys.readouterr().err
+    assert not (folder / "eval").exists()
 
 
 def test_what_a_run_started_from_is_what_it_is_measured_by(tmp_path: Path) -> None:
