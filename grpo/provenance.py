@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import json
 import os
 import platform
 import subprocess
@@ -20,6 +21,7 @@ from grpo.redact import hide_in_code, redact
 from grpo.schema import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMIT_FILE = "commit.json"
 RUN_FILE = "run.json"
 PACKAGES = (
     "hydra-core",
@@ -75,7 +77,12 @@ def surroundings() -> dict[str, Any]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit, what differs from it in tracked files, and hashes of code that it does not know."""
+    """The commit, what differs from it in tracked files, and hashes of code that it does not know.
+
+    Code that was sent to a cluster or built into an image has no repository; it brings the answer in a file.
+    """
+    if not (ROOT / ".git").exists() and (ROOT / COMMIT_FILE).is_file():
+        return json.loads((ROOT / COMMIT_FILE).read_text(encoding="utf-8"))
     untracked = _git("ls-files", "--others", "--exclude-standard", "--", *CODE)
     files = [ROOT / name for name in (untracked or "").splitlines()]
     changes = _git("diff", "HEAD")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo import provenance
 from grpo.config import ConfigError, Fault
 from grpo.schema import HyperpodCluster, HyperpodRayjobCluster, KubeRayCluster
 from launchers.cluster import Attempt
@@ -146,7 +147,10 @@ def _pod(settings: KubeRayCluster, *, head: bool, volumes: Sequence[Manifest], m
         "image": settings.image,
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         # HyperPod's job monitor runs on the node itself; its rules for hung jobs are sent there.
-        "env": [{"name": "HYPERPOD_JMA_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}],
+        "env": [
+            {"name": "HYPERPOD_JMA_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+            {"name": provenance.IMAGE_DIGEST, "value": settings.image.rpartition("@")[2]},
+        ],
         "envFrom": [{"secretRef": {"name": name}} for name in settings.secrets],
         "resources": {"limits": amounts, "requests": amounts},
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}},

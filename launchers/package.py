@@ -6,12 +6,13 @@ same content makes the same file bit for bit, so a cluster that has it is not se
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo import config
+from grpo import config, provenance
 from grpo.config import ConfigError, Fault
 from launchers.cluster import Attempt
 from launchers.trial import CONFIG
@@ -48,18 +49,17 @@ def build(attempts: Sequence[Attempt], target: Path, limit_mib: int, root: Path 
     """Write the package of these attempts to `target`. Raises ConfigError above the limit, with the largest files."""
     root = root or ROOT
     files = {str(path.relative_to(root)): path for path in _files(root, _models(attempts, root))}
-    configs = {config_name(attempt): config.to_yaml(attempt.run).encode() for attempt in attempts}
+    made = {config_name(attempt): config.to_yaml(attempt.run).encode() for attempt in attempts}
+    made[provenance.COMMIT_FILE] = json.dumps(provenance.commit(), indent=1).encode()
     aside = target.with_suffix(".part")
     with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in files.items():
             _add(archive, name, path.read_bytes())
-        for name, content in sorted(configs.items()):
+        for name, content in sorted(made.items()):
             _add(archive, name, content)
     aside.replace(target)
-    sizes = {name: path.stat().st_size for name, path in files.items()} | {
-        name: len(content) for name, content in configs.items()
-    }
-    package = Package(path=target, sizes=sizes)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    package = Package(path=target, sizes=sizes | {name: len(content) for name, content in made.items()})
     if package.mib > limit_mib:
         told = f"the package has {package.mib:.1f} MiB, above {limit_mib}; its largest files: {package.largest()}"
         problem = f"{told}; move data out of the project's code folders, a shared folder is the place for it"

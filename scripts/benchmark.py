@@ -5,6 +5,7 @@
     python scripts/benchmark.py checkpoint
     python scripts/benchmark.py maze --visgym CHECKOUT --visgym-python VENV/bin/python
     python scripts/benchmark.py rewards
+    python scripts/benchmark.py launch
     python scripts/benchmark.py train --seeds 0,1,2
     python scripts/benchmark.py all --output benchmark.json
 
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "rewards": "evaluations of each reward term",
     "manifest": "a manifest of a million rows",
     "checkpoint": "what saving costs, as a share of the steps between two saves",
+    "launch": "what a trial on a Ray cluster costs beside its own work",
     "startup": "how soon train.py answers",
     "train": "the whole main job: time, memory, solved",
 }
@@ -100,7 +102,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     )
     option(
         "--repeats",
-        ("rollouts", "maze", "rewards"),
+        ("rollouts", "maze", "rewards", "launch"),
         type=int,
         default=3,
         metavar="N",
@@ -114,6 +116,8 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     option("--visgym-python", ("maze",), metavar="PYTHON", help="interpreter that has what VisGym needs")
     option("--evaluations", ("rewards",), type=int, default=20_000, metavar="N", help="of each term (20000)")
     option("--rows", ("manifest",), type=int, default=1_000_000, metavar="N", help="of the manifest (1000000)")
+    option("--trials", ("launch",), type=int, default=10, metavar="N", help="of each side and repeat (10)")
+    option("--many", ("launch",), type=int, default=200, metavar="N", help="trials of the long sweep (200)")
     option("--seeds", ("train",), type=_seeds, default=[0], metavar="0,1,2", help="one main job each (0)")
 
 

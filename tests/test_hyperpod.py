@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -174,9 +178,56 @@ def test_one_package_is_uploaded_for_a_whole_sweep_and_holds_no_secret(
     assert len(uploads) == 1
     archive = zipfile.ZipFile(made.folder / "package.zip")
     assert {name.split("/")[0] for name in archive.namelist()} == {
-        *("train.py", "pyproject.toml", "conf", "grpo", "rewards", "envs", "launchers", "trials")
+        *("train.py", "pyproject.toml", "conf", "grpo", "rewards", "envs", "launchers", "trials", "commit.json")
     }
     assert not [name for name in archive.namelist() if b"4711" in archive.read(name)]
     jobs = f"{stub.head.address}/api/jobs/"
     listed = requests.get(jobs, headers={"Authorization": f"Bearer {stub.head.token}"}, timeout=10).text
     assert "4711" not in listed
+
+
+@pytest.mark.slow
+def test_a_sweep_of_eight_real_trainings_survives_a_killed_and_a_failing_trial_and_the_same_command_ends_it(
+    stub: HyperpodStub, tmp_path: Path
+) -> None:
+    short = [
+        *("runtime.steps=2", "runtime.test_episodes=4", "runtime.eval_episodes=4", "runtime.eval_interval=2"),
+        *("algorithm.prompts_per_step=2", "algorithm.updates_per_step=1", "runtime.per_device_batch_size=4"),
+        *("runtime.checkpoint_interval=1", "algorithm.warmup_steps=0", "tracker=none"),
+    ]
+    there = [
+        *("cluster=hyperpod", "cluster.image=a@sha256:0", f"cluster.shared_dir={tmp_path}/shared"),
+        *(f"cluster.python={sys.executable}", "cluster.max_concurrent=2", f"hydra.sweep.dir={tmp_path}/sweep"),
+    ]
+    swept = ["algorithm.group_size=2,4", "algorithm.kl_coefficient=0,0.02", "adapter.rank=8,16"]
+    command = [sys.executable, str(configs.ROOT / "train.py"), "-m", *there, *short, *swept]
+    shared = tmp_path / "shared/outputs/maze/sweep"
+
+    def run() -> tuple[int, str]:
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def harm() -> None:
+        """Trial 2 is killed after its first checkpoint."""
+        wait_for(lambda: list(shared.glob("2/checkpoints/*/DONE")), 300)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if f"{shared}/2\0" in Path(f"/proc/{pid}/cmdline").read_bytes().decode():
+                    os.kill(int(pid), signal.SIGKILL)
+
+    (shared / "5/config.yaml").mkdir(parents=True)  # trial 5 cannot write its config
+    thread = threading.Thread(target=harm)
+    thread.start()
+    code, told = run()
+    thread.join()
+    first = record.read(tmp_path / "sweep")
+    states = [each.state for each in first]
+    assert (code, states.count("finished")) == (1, 7), told
+    assert (first[2].attempts, first[5].state) == (2, "failed")
+    (shared / "5/config.yaml").rmdir()
+    code, told = run()
+    assert code == 0, told
+    second = record.read(tmp_path / "sweep")
+    assert [each.state for each in second] == ["finished"] * 8
+    assert [each.attempts for each in second] == [1, 1, 2, 1, 1, 2, 1, 1]
+    assert told.count("(done before)") == 7

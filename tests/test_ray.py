@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import configs
@@ -18,11 +19,12 @@ from hyperpod_stub import wait_for
 from ray_head import Head, trivial_project
 from rich.console import Console
 
+from grpo import provenance
 from grpo.config import ConfigError, RunConfig
 from grpo.schema import RayCluster
 from launchers import clusters, package, record, sweep
 from launchers.cluster import Attempt
-from launchers.ray_jobs import RayJobs
+from launchers.ray_jobs import RayJobs, check_address
 from launchers.record import Job, TrialRecord
 
 
@@ -231,3 +233,48 @@ def test_a_head_that_is_started_anew_and_forgets_its_jobs_costs_an_attempt_and_n
     assert [(each.state, each.attempts) for each in records] == [("finished", 2), ("finished", 1)]
     assert "failed in" in made.told and "trial 0 is tried again (head lost; 2 more at most)" in made.told
     assert len(list((tmp_path / "sweep").glob("0_attempt_*/starts"))) == 1
+
+
+def test_the_package_says_which_commit_its_code_is(tmp_path: Path) -> None:
+    run = configs.typed(["cluster=ray"])[0]
+    attempt = Attempt(sweep=tmp_path, folder="0", number=1, fingerprint="0" * 16, run=run)
+    built = package.build([attempt], tmp_path / "package.zip", 95)
+    with zipfile.ZipFile(built.path) as archive:
+        archive.extractall(tmp_path / "there")
+    ask = "import json; from grpo import provenance; print(json.dumps(provenance.commit()))"
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=tmp_path / "there", capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == provenance.commit()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://ray.example.com:8265", "plain http to another host, without a token"),
+        ("http://10.0.0.5:8265", "plain http to another host, without a token"),
+        ("sagemaker_ray://", "wants http://HOST:PORT"),
+        ("10.0.0.5:8265", "wants http://HOST:PORT"),
+        ("https://me:secret@ray.example.com", "holds a user, password or query"),
+    ],
+)
+def test_an_address_that_is_unsafe_or_none_is_refused(address: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_address(address, has_token=False, allow_insecure=False)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8265", "http://[::1]:8265", "http://head.team.svc.cluster.local:8265", "https://a.b"]
+)
+def test_this_machine_the_cluster_and_https_need_no_word_of_permission(address: str) -> None:
+    check_address(address, has_token=False, allow_insecure=False)
+
+
+def test_a_token_or_an_explicit_word_permits_plain_http() -> None:
+    check_address("http://10.0.0.5:8265", has_token=True, allow_insecure=False)
+    check_address("http://10.0.0.5:8265", has_token=False, allow_insecure=True)
+
+
+def test_a_secret_among_a_jobs_variables_is_refused() -> None:
+    (told,) = configs.refusal("cluster=ray", "+cluster.env_vars.WANDB_API_KEY=abc")
+    assert told.startswith("cluster.env_vars") and "abc" not in told
