@@ -5,10 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from grpo.config import ConfigError, Fault, RunConfig
-from grpo.schema import HyperpodCluster, HyperpodRayjobCluster, LocalCluster, RayCluster, SentCluster
+from grpo.schema import (
+    HyperpodCluster,
+    HyperpodRayjobCluster,
+    LocalCluster,
+    RayCluster,
+    RayJobsCluster,
+    RuntimeConfig,
+    SentCluster,
+)
+from grpo.storage import is_remote
 from launchers import kube, local, package
 from launchers.cluster import Attempt, Cluster, Policy
 from launchers.record import fingerprint
@@ -33,6 +42,8 @@ def connect(run: RunConfig, say: Callable[[str], None]) -> Cluster:
     settings = run.cluster
     if isinstance(settings, LocalCluster):
         return local.LocalProcesses()
+    if isinstance(settings, RayJobsCluster | HyperpodRayjobCluster):
+        _check_place(run.runtime, settings.shared_dir)
     if isinstance(settings, RayCluster):
         from launchers.ray_jobs import RayJobs, check_address
 
@@ -69,6 +80,19 @@ def preview(runs: Sequence[RunConfig], sweep: Path) -> str:
     ]
     with contextlib.closing(connect(runs[0], lambda text: None)) as cluster:
         return cluster.preview(attempts)
+
+
+def _check_place(runtime: RuntimeConfig, shared_dir: str | None) -> None:
+    """Raises ConfigError where the runs' folders would lie on a pod's own disk, and go with it."""
+    if shared_dir is None:
+        return
+    remote = is_remote(runtime.output_dir)
+    key, place = ("scratch_dir", runtime.scratch_dir) if remote else ("output_dir", runtime.output_dir)
+    below = PurePosixPath(place).is_relative_to(shared_dir)
+    if below or (not remote and not PurePosixPath(place).is_absolute()):
+        return
+    problem = f"{place!r} is not below cluster.shared_dir={shared_dir}, so the run would be lost with its pod"
+    raise ConfigError([Fault(key=f"runtime.{key}", problem=f"{problem}; use {shared_dir.rstrip('/')}/outputs")])
 
 
 def _need(module: str, extra: str) -> None:

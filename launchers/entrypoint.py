@@ -6,6 +6,7 @@ import shlex
 from pathlib import PurePosixPath
 
 from grpo.schema import HyperpodRayjobCluster, RayJobsCluster
+from grpo.storage import is_remote
 from launchers.cluster import Attempt
 
 
@@ -15,8 +16,11 @@ def remote_folder(attempt: Attempt) -> str:
     assert isinstance(settings, RayJobsCluster | HyperpodRayjobCluster)
     if settings.shared_dir is None:
         return str(attempt.here.resolve())
-    output_dir = PurePosixPath(settings.shared_dir) / attempt.run.runtime.output_dir
-    return str(output_dir / attempt.run.name / attempt.sweep.name / attempt.folder)
+    runtime = attempt.run.runtime
+    # A run that belongs on S3 is made in the scratch folder, and copied there by the run itself.
+    output_dir = runtime.scratch_dir if is_remote(runtime.output_dir) else runtime.output_dir
+    home = PurePosixPath(settings.shared_dir) / output_dir
+    return str(home / attempt.run.name / attempt.sweep.name / attempt.folder)
 
 
 def shell_line(python: str, config: str, folder: str) -> str:

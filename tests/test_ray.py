@@ -278,3 +278,16 @@ def test_a_token_or_an_explicit_word_permits_plain_http() -> None:
 def test_a_secret_among_a_jobs_variables_is_refused() -> None:
     (told,) = configs.refusal("cluster=ray", "+cluster.env_vars.WANDB_API_KEY=abc")
     assert told.startswith("cluster.env_vars") and "abc" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["runtime.output_dir=/tmp/runs"], "runtime.output_dir: '/tmp/runs' is not below cluster.shared_dir=/shared"),
+        (["runtime.output_dir=s3://bucket/runs"], "runtime.scratch_dir: 'outputs' is not below cluster.shared_dir=/shared"),
+    ],
+)
+def test_a_run_that_would_be_lost_with_its_pod_is_refused(words: list[str], told: str) -> None:
+    (run,) = configs.typed(["cluster=hyperpod", "cluster.image=a", *words])
+    with pytest.raises(ConfigError, match=told):
+        clusters.connect(run, lambda text: None)

@@ -42,7 +42,7 @@ def test_a_link_of_the_readme_leads_somewhere(link: str) -> None:
 def test_the_layout_names_only_what_exists() -> None:
     layout = README.split("## How it is built")[1].split("```")[1]
     named = re.findall(r"[\w/]+\.py", layout)
-    folders = ("", "grpo/")
+    folders = ("", "grpo/", "launchers/")
     missing = [name for name in named if not any((ROOT / folder / name).exists() for folder in folders)]
     assert named
     assert missing == []
