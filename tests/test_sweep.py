@@ -143,15 +143,22 @@ def sweep_folder(where: Path) -> Path:
 def test_a_sweep_from_the_command_line_ends_with_1_after_a_failure_and_goes_on_when_given_its_folder(
     tmp_path: Path,
 ) -> None:
-    words = ["-m", "runtime.seed=3,1", "algorithm.learning_rate=1e-3,2e-3"]
+    words = ["-m", "tracker=none", "runtime.seed=3,1", "algorithm.learning_rate=1e-3,2e-3"]
     done = train(*words, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     folder = sweep_folder(tmp_path)
-    states = [trial["state"] for trial in json.loads((folder / "sweep.json").read_text())["trials"]]
-    assert states == ["failed", "failed", "finished", "finished"]
+    trials = json.loads((folder / "sweep.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["failed", "failed", "finished", "finished"]
+    # A trial is told by what was swept, and by nothing else that was typed.
+    assert trials[0]["overrides"] == ["runtime.seed=3", "algorithm.learning_rate=0.001"]
     assert "exit code 1: RuntimeError: seed 3 is broken" in done.stdout
     again = train(
-        "-m", "runtime.seed=1", "algorithm.learning_rate=1e-3,2e-3", f"hydra.sweep.dir={folder}", cwd=tmp_path
+        "-m",
+        "tracker=none",
+        "runtime.seed=1",
+        "algorithm.learning_rate=1e-3,2e-3",
+        f"hydra.sweep.dir={folder}",
+        cwd=tmp_path,
     )
     assert again.stdout.count("(done before)") == 2
     assert sweep_folder(tmp_path) == folder

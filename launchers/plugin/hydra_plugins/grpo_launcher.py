@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
@@ -88,7 +89,8 @@ def _jobs(composed: Sequence[DictConfig], job_overrides: Sequence[Sequence[str]]
 
     jobs, faults = [], []
     # By key: Hydra's sweeper escapes values, so the word that comes back is not the one that was given.
-    fixed = {_key(word) for word in master.hydra.overrides.task}
+    given = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
+    fixed = {_key(str(word.input_line)) for word in given if not word.is_sweep_override()}
     for trial, words in zip(composed, job_overrides, strict=True):
         swept = tuple(word.lstrip("+") for word in words if _key(word) not in fixed)
         try:
