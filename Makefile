@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+SKYRL_VENV := .venv-skyrl
 RUN := PYTHONPATH=$(CURDIR):$(CURDIR)/launchers/plugin $(VENV)/bin/python
 # Linux wheels of torch on PyPI carry CUDA (some 3 GB). For a CPU build:
 #   make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -11,7 +12,7 @@ ARGS ?=
 export OMP_WAIT_POLICY ?= passive
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint benchmark clean
+.PHONY: help train test test-skyrl lint benchmark clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -21,8 +22,11 @@ help: ## List the targets
 train: $(VENV)/train.ready ## Set up, then post-train the tiny Qwen3-VL on mazes (90 s on one core)
 	$(RUN) train.py $(ARGS)
 
-test: $(VENV)/test.ready lint ## Set up, then run linter, type checker and all tests
+test: $(VENV)/test.ready lint test-skyrl ## Set up, then run linter, type checker and all tests
 	$(RUN) -m pytest $(ARGS)
+
+test-skyrl: $(SKYRL_VENV)/ready ## Set up Python 3.12 with SkyRL and vLLM, then run the tests that need them (no GPU)
+	$(SKYRL_VENV)/bin/python -m pytest -o addopts="--strict-markers -q" tests/skyrl
 
 lint: $(VENV)/test.ready ## Linter, formatter and type checker alone
 	$(VENV)/bin/ruff check .
@@ -32,8 +36,8 @@ lint: $(VENV)/test.ready ## Linter, formatter and type checker alone
 benchmark: $(VENV)/train.ready ## Side-by-side figures of this machine
 	$(RUN) scripts/benchmark.py $(or $(ARGS),all)
 
-clean: ## Remove the virtual environment
-	rm -rf $(VENV)
+clean: ## Remove the virtual environments
+	rm -rf $(VENV) $(SKYRL_VENV)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -44,6 +48,12 @@ $(VENV)/bin/python:
 # constraints.txt pins every package of both installs, so that two machines train with the same numbers.
 $(VENV)/train.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e .
+	@touch $@
+
+# uv finds a Python 3.12 wherever it is installed, and says so if there is none.
+$(SKYRL_VENV)/ready: constraints-skyrl.txt | $(VENV)/test.ready
+	$(VENV)/bin/uv venv --quiet --clear --python 3.12 $(SKYRL_VENV)
+	$(VENV)/bin/uv pip install --quiet --no-deps --python $(SKYRL_VENV)/bin/python -r constraints-skyrl.txt
 	@touch $@
 
 $(VENV)/test.ready: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from grpo.engines import skyrl
 from grpo.engines.given import Given
 from grpo.engines.gpu_use import GpuUse
@@ -83,6 +85,10 @@ class _ray:
         from skyrl.train.utils.utils import initialize_ray
 
         os.environ.setdefault("VLLM_HOST_IP", ray.util.get_node_ip_address())
+        if "RAY_ADDRESS" not in os.environ:
+            # Before Ray starts: with GPUs missing, SkyRL would look for them for minutes while it does.
+            here = {"GPU": float(torch.cuda.device_count())}
+            refuse_missing_gpus(self._gpus, here, here)
         initialize_ray(self._config)
         try:
             refuse_missing_gpus(self._gpus, ray.cluster_resources(), ray.available_resources())
