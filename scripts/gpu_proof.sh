@@ -4,7 +4,8 @@
 #   b   two GPUs: colocated and separate, each with a checkpoint and a resume; step times and GPU use side by side
 #   c   one GPU, 8B shape with random weights: the settings of SkyRL's own VisGym recipe against ours
 #   d   one GPU, 8B shape: a checkpoint written, and resumed
-# Results go to $OUT (outputs/gpu_proof); PYTHON (python3) must have the [skyrl] extra; STEPS shortens a.
+# Results go to $OUT (outputs/gpu_proof); PYTHON (python3) must have the [skyrl] extra. STEPS shortens a, and WORDS are
+# further overrides for it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -60,7 +61,7 @@ TINY="engine=skyrl tracker=none engine.cuda_graphs=false engine.gpu_memory_utili
 
 proof_a() {
   local steps=${STEPS:-60}
-  local words="$TINY runtime.steps=$steps hydra.run.dir=$RUNS/a"
+  local words="$TINY runtime.steps=$steps hydra.run.dir=$RUNS/a ${WORDS:-}"
   killed_after $((steps / 3)) a 500 $words runtime.checkpoint_interval=$((steps / 3)) &&
     train a 900 resume="$RUNS/a"
   "$PYTHON" scripts/gpu_proof/show.py "$RUNS/a"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,18 +57,24 @@ class SkyrlEnv(BaseTextEnv):
         earlier = [{"role": said.role, "content": said.text} for said in self.observation.before]
         return [*earlier, message(self.observation)], {}
 
-    def step(self, action: str, completion_tokens: int = 0) -> BaseTextEnvStepOutput:
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """For SkyRL's own generators, which tell no number of tokens; ours calls `take`."""
+        reward = self.take(action, completion_tokens=0)
+        if reward is None:
+            return BaseTextEnvStepOutput(observations=[message(self.observation)], reward=0.0, done=False, metadata={})
+        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
+
+    def take(self, action: str, completion_tokens: int) -> float | None:
         """Act on a reply as the model wrote it, end marker included; without the marker it was cut.
 
-        `completion_tokens` is for the transcript; SkyRL's own generators do not tell it.
+        Returns what the episode pays, or None if it goes on with another observation.
         """
         text = action.removesuffix(self._end_marker)
+        truncated = text == action
         shown = self._play.take(
-            text, completion_tokens=completion_tokens, truncated=text == action, max_turns=self._max_turns
+            text, completion_tokens=completion_tokens, truncated=truncated, max_turns=self._max_turns
         )
-        if shown is None:
-            return BaseTextEnvStepOutput(observations=[], reward=self.end(), done=True, metadata={})
-        return BaseTextEnvStepOutput(observations=[message(shown)], reward=0.0, done=False, metadata={})
+        return self.end() if shown is None else None
 
     def end(self) -> float:
         """Score the episode and return what it pays; also where the next observation does not fit the context."""
@@ -105,15 +111,11 @@ def task_of(given: Mapping[str, Any]) -> Task:
 
 def message(observation: Observation) -> dict[str, Any]:
     """The observation as a user's message of the OpenAI API."""
-    images = [{"type": "image_url", "image_url": {"url": url}} for url in image_urls(observation.images)]
+    images = [{"type": "image_url", "image_url": {"url": image_url(image)}} for image in observation.images]
     return {"role": "user", "content": [{"type": "text", "text": observation.text}, *images]}
 
 
-def image_urls(images: Sequence[np.ndarray]) -> tuple[str, ...]:
-    return tuple(_url(image) for image in images)
-
-
-def _url(image: np.ndarray) -> str:
+def image_url(image: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -41,7 +41,7 @@ class Experiment(BasePPOExp):
         return Generator(
             env=self._given.env,
             mixture=self._given.mixture,
-            model_name=self._given.run.model.name_or_path,
+            model=model,
             merged_patches=vision["spatial_merge_size"] ** 2,
             tokenizer=tokenizer,
             generator_cfg=cfg.generator,

@@ -1,52 +1,35 @@
 """SkyRL's generator with our turn loop: what vLLM sampled is what is trained on.
 
 SkyRL renders the whole conversation again for each turn and cuts it by length; here a turn is appended with the same
-`ChatRenderer` as in the local engine, and vLLM's render server is asked once for each distinct image. So ids cannot
-drift, a turn costs the same however many came before, and an episode that no longer fits is scored and labelled.
+`ChatRenderer` as in the local engine, and only its new images are prepared and sent. So ids cannot drift, a turn costs
+the same however many came before, and an episode that no longer fits is scored and labelled.
 """
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
 import numpy as np
 import skyrl_gym
 import torch
-from skyrl.backends.renderer import decode_mm_kwargs
 from skyrl.train.generators.base import GeneratorInput, GeneratorOutput, TrajectoryID
 from skyrl.train.generators.skyrl_gym_generator import TrajectoryOutput
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
 
 from grpo.chat import ChatRenderer
-from grpo.engines.skyrl_env import SkyrlEnv, image_urls, register
+from grpo.engines.skyrl_env import SkyrlEnv, register
+from grpo.engines.skyrl_images import Images, Prepared
 from grpo.interfaces import Env
 from grpo.reward import Mixture
 from grpo.types import Observation, Rollout, Score, TokenTrace
 
-REMEMBERED_IMAGES = 512
-"""Rendered images kept, the oldest going first: siblings see the same first image, and mazes are walked in circles."""
 NEVER = -100.0
 """vLLM's strongest bias against a token."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendered:
-    """One image as vLLM's render server prepared it."""
-
-    digest: str
-    data: str
-    """vLLM's own encoding, sent back with each request that shows the image."""
-    tokens: int
-    pixel_values: torch.Tensor
-    grid_thw: torch.Tensor
 
 
 @dataclass
@@ -56,7 +39,7 @@ class _Tokens:
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    images: list[Rendered] = field(default_factory=list)
+    images: list[Prepared] = field(default_factory=list)
     shown: list[np.ndarray] = field(default_factory=list)
     sent: int = 0
     """Images that vLLM has had the data of; it keeps them."""
@@ -66,7 +49,7 @@ class _Tokens:
         self.mask += [int(logprobs is not None)] * len(ids)
         self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
 
-    def show(self, block: Sequence[int], images: Sequence[Rendered], observation: Observation) -> None:
+    def show(self, block: Sequence[int], images: Sequence[Prepared], observation: Observation) -> None:
         self.extend(block, None)
         self.images += images
         self.shown += observation.images
@@ -91,17 +74,16 @@ class Generator(SkyRLVLMGymGenerator):
     """Plays our env; `played` holds the rollouts and scores of the last batch, in its order."""
 
     def __init__(
-        self, *, env: Env, mixture: Mixture, model_name: str, merged_patches: int, tokenizer: Any, **theirs: Any
+        self, *, env: Env, mixture: Mixture, model: str, merged_patches: int, tokenizer: Any, **theirs: Any
     ) -> None:
         """`merged_patches` make one visual token. Raises ValueError for a chat template that does not only append."""
         super().__init__(tokenizer=tokenizer, **theirs)
-        self.chat = ChatRenderer(tokenizer, model_name)
+        self.chat = ChatRenderer(tokenizer, model)
         self.played: list[tuple[Rollout, Score]] = []
-        self._merged_patches = merged_patches
         # What the local engine masks out: an untrained policy does emit <|image_pad|>, and could not be trained on it.
         banned = [token for token in tokenizer.all_special_ids if token != self.chat.end_token]
         self._always = {"min_tokens": 0, "logit_bias": {str(token): NEVER for token in banned}}
-        self._images: OrderedDict[str, asyncio.Task[Rendered]] = OrderedDict()
+        self._images = Images(self.inference_engine_client, model, merged_patches)
         register(env, mixture, tokenizer.eos_token)
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
@@ -126,7 +108,7 @@ class Generator(SkyRLVLMGymGenerator):
         sample = trajectory_id.repetition_id
         env: Any = skyrl_gym.make(env_class, env_config={}, extras={**env_extras, "sample": sample})
         tokens, observation = _Tokens(), env.observation
-        images = await self._render(observation)
+        images = await self._images.prepare(observation.images)
         first = self.chat.first_turn(observation.text, _grids(images))
         if len(first) > max_input_length:
             raise ValueError(
@@ -168,11 +150,11 @@ class Generator(SkyRLVLMGymGenerator):
             ids, logprobs = await self._sample(tokens, sampling, session)
             tokens.extend(ids, logprobs)
             text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            outcome = env.step(text, len(ids))
-            if outcome["done"]:
-                return outcome["reward"]
+            reward = env.take(text, len(ids))
+            if reward is not None:
+                return reward
             observation = env.observation
-            images = await self._render(observation)
+            images = await self._images.prepare(observation.images)
             # A reply that was cut has no end marker; the template's next turn wants one.
             block = [] if ids[-1] == self.chat.end_token else [self.chat.end_token]
             block += self.chat.next_turn(observation.text, _grids(images))
@@ -212,40 +194,6 @@ class Generator(SkyRLVLMGymGenerator):
                 raise
             return {"response_ids": [[]], "response_logprobs": [None], "stop_reasons": [str(error)]}
 
-    async def _render(self, observation: Observation) -> list[Rendered]:
-        return await asyncio.gather(*map(self._render_image, image_urls(observation.images)))
-
-    async def _render_image(self, url: str) -> Rendered:
-        task = self._images.get(url)
-        if task is None:
-            task = self._images[url] = asyncio.create_task(self._ask_for_image(url))
-            while len(self._images) > REMEMBERED_IMAGES:
-                self._images.popitem(last=False)
-        self._images.move_to_end(url)
-        return await task
-
-    async def _ask_for_image(self, url: str) -> Rendered:
-        client = self.inference_engine_client
-        # A name of its own: for an image that it has named already, the server would leave the data out.
-        content = [{"type": "image_url", "image_url": {"url": url}, "uuid": uuid4().hex}]
-        request = {"model": client.model_name, "messages": [{"role": "user", "content": content}]}
-        features = (await client.render_chat_completion({"json": request}))["features"]
-        (place,), (data,) = features["mm_placeholders"]["image"], features["kwargs_data"]["image"]
-        decoded = decode_mm_kwargs({"image": [data]})
-        patches = int(decoded["image_grid_thw"].prod())
-        if patches != place["length"] * self._merged_patches:
-            raise RuntimeError(
-                f"vLLM gave {place['length']} placeholders for an image of {patches} patches; wanted one for "
-                f"{self._merged_patches}: its processor is not the model's"
-            )
-        return Rendered(
-            digest=features["mm_hashes"]["image"][0],
-            data=data,
-            tokens=place["length"],
-            pixel_values=decoded["pixel_values"],
-            grid_thw=decoded["image_grid_thw"],
-        )
-
 
 def with_empty_images(output: GeneratorOutput) -> GeneratorOutput:
     """Samples without images get tensors of no rows, where others of the batch have some: SkyRL joins them all."""
@@ -259,6 +207,6 @@ def with_empty_images(output: GeneratorOutput) -> GeneratorOutput:
     return output
 
 
-def _grids(images: Sequence[Rendered]) -> tuple[tuple[int, int], ...]:
+def _grids(images: Sequence[Prepared]) -> tuple[tuple[int, int], ...]:
     """For `ChatRenderer`, which counts tokens only."""
     return tuple((1, image.tokens) for image in images)

@@ -63,7 +63,7 @@ def generator(run: RunConfig, env: Env, mixture: Mixture, client: Any) -> Genera
     return Generator(
         env=env,
         mixture=mixture,
-        model_name="tiny",
+        model=TINY,
         merged_patches=4,
         tokenizer=TOKENIZER,
         generator_cfg=config.generator,
