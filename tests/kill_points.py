@@ -1,6 +1,6 @@
 """Kill a real training at many places, resume it, and compare what comes out with a run that was never stopped.
 
-    GRPO_KILL_POINTS=200 python -m pytest -s tests/test_kill_points.py          prints the table
+    GRPO_KILL_POINTS=200 python -m pytest -s --timeout=0 tests/test_kill_points.py        prints the table
 
 Half of the points are calls into the file system, counted, and half of those are in a save, so that saves are hit in
 the middle of everything they do; the other half are moments. In every third point the resumed run is killed again.
@@ -40,6 +40,7 @@ SETTINGS = {
     "adapter.rank": 4,
     "runtime.steps": STEPS,
     "env.max_turns": 9,
+    "reward.workers": 0,  # a process that each run would start anew, and that does not outlive it
     "runtime.per_device_batch_size": 8,
     "runtime.eval_interval": 5,
     "runtime.eval_episodes": 2,
