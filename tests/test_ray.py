@@ -284,7 +284,10 @@ def test_a_secret_among_a_jobs_variables_is_refused() -> None:
     ("words", "told"),
     [
         (["runtime.output_dir=/tmp/runs"], "runtime.output_dir: '/tmp/runs' is not below cluster.shared_dir=/shared"),
-        (["runtime.output_dir=s3://bucket/runs"], "runtime.scratch_dir: 'outputs' is not below cluster.shared_dir=/shared"),
+        (
+            ["runtime.output_dir=s3://bucket/runs"],
+            "runtime.scratch_dir: 'outputs' is not below cluster.shared_dir=/shared",
+        ),
     ],
 )
 def test_a_run_that_would_be_lost_with_its_pod_is_refused(words: list[str], told: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from grpo import hang_rules
 from grpo.engines import skyrl
 from grpo.engines.given import Given
 from grpo.engines.gpu_use import GpuUse
@@ -42,6 +43,7 @@ def train(
     config = settings(skyrl.overrides(run) | _paths(folder, sync, newest))
     refuse_code(config.trainer.policy.model.path)
     with _ray(config, gpus, folder), GpuUse() as gpu_use:
+        hang_rules.send(run)
         from grpo.engines.skyrl_experiment import Experiment
         from grpo.engines.skyrl_records import Records
 
