@@ -87,7 +87,8 @@ def show_plan(command: Command, reached: Mapping[str, Mapping[Split, Ceiling | N
     if blockers:
         console.print("would be refused: " + "; ".join(blockers), markup=False, highlight=False, soft_wrap=True)
         return
-    what = f"a sweep of {len(command.trials)} trials, one after the other" if command.sweep else "one run"
+    order = ", one after the other" if run.cluster.name == "local" else ""
+    what = f"a sweep of {len(command.trials)} trials{order}" if len(command.trials) > 1 else "one run"
     console.print(f"would run: {what}, engine={run.engine.name}, cluster={run.cluster.name}", highlight=False)
     console.print(f"folder: {command.folder}", highlight=False, soft_wrap=True)
 

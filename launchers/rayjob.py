@@ -83,8 +83,10 @@ class RayJobObjects(Cluster):
 
     def collect(self, attempt: Attempt) -> None:
         self._follow(attempt)
-        if log := self._logs.pop(attempt.id, None):
-            log.finish()
+        if log := self._logs.get(attempt.id):
+            with contextlib.suppress(KubeError):  # the pod is gone, and its output with it
+                log.finish()
+            del self._logs[attempt.id]
 
     def result_folders(self, attempt: Attempt) -> list[Path]:
         return [Path(remote_folder(attempt)), attempt.here]
@@ -115,16 +117,15 @@ class _PodLog:
         self._thread.start()
 
     def finish(self) -> None:
+        """Once the pod has ended: what is not in the file yet. Raises Unreachable and KubeError."""
         self._ending.set()
         self._thread.join(5.0)
+        self._copy(self._api.log(self._pod, follow=False))
 
     def _run(self) -> None:
-        while True:
-            last = self._ending.is_set()
-            with contextlib.suppress(Unreachable, KubeError):
-                self._copy(self._api.log(self._pod, follow=not last))
-            if last:
-                return
+        while not self._ending.is_set():
+            with contextlib.suppress(Unreachable, KubeError):  # the status calls tell of it
+                self._copy(self._api.log(self._pod, follow=True))
             self._ending.wait(1.0)
 
     def _copy(self, stream: Any) -> None:

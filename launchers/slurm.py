@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -135,7 +136,7 @@ class SlurmJobs(Cluster):
             "slurm_partition": settings.partition,
             "slurm_signal_delay_s": settings.signal_seconds,
             "slurm_use_srun": settings.use_srun,
-            "slurm_setup": [*settings.setup, f"export PYTHONPATH={self._root}"],
+            "slurm_setup": [*settings.setup, f"export PYTHONPATH={shlex.quote(str(self._code or self._root))}"],
             "slurm_additional_parameters": {"requeue": True, "open_mode": "append"},
         }
         if settings.gpus_per_node:

@@ -179,6 +179,9 @@ class _Life:
                     f"trial {watch.attempt.folder}: {self._label(place)} started; its output: {watch.attempt.log}"
                 )
             status = self.cluster.status(watch.attempt)
+            if status.phase in ("ended", "lost"):
+                # Before anything is made of the end: the result may be known to the output alone.
+                self.cluster.collect(watch.attempt)
             self.answered = time.monotonic()
         except Refused as error:
             self._ended(place, outcome.failed("refused", str(error)), stop_on_error=stop_on_error)
@@ -228,8 +231,6 @@ class _Life:
         self._ended(place, self._known(watch.attempt) or told, stop_on_error=stop_on_error)
 
     def _outcome(self, attempt: Attempt, status: Status) -> Outcome:
-        with contextlib.suppress(Unreachable):
-            self.cluster.collect(attempt)
         if status.phase == "ended":
             return outcome.of_exit(status.code, status.note, self.cluster.result_folders(attempt), attempt.log)
         told = f"the cluster no longer knows {attempt.id} ({status.note or 'its head was started anew'})"
@@ -345,7 +346,9 @@ def _signals_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # What is ignored stays so: nohup means it.
+    wanted = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in wanted}
     try:
         yield
     finally:
