@@ -45,13 +45,13 @@ def _figures(results: Sequence[Result], contest: Contest) -> Table:
         greedy, sampled = result.played.greedy, result.played.sampled
         low, high = greedy.interval
         rows = (
-            (greedy, "greedy", f"{low:.2f}-{high:.2f}", ""),
-            (sampled, f"T={contest.temperature:g}", "", f"{sampled.pass_at(k):.3f}"),
+            (greedy, result.name, "greedy", f"{low:.2f}-{high:.2f}", ""),
+            (sampled, "", f"T={contest.temperature:g}", "", f"{sampled.pass_at(k):.3f}"),
         )
-        for evaluation, decoding, interval, pass_at in rows:
+        for evaluation, name, decoding, interval, pass_at in rows:
             metrics = evaluation.metrics
             table.add_row(
-                result.name,
+                name,
                 decoding,
                 f"{evaluation.solved:.3f}",
                 interval,

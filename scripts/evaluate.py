@@ -128,7 +128,10 @@ def _of_sweep(folder: Path, words: Sequence[str]) -> tuple[RunConfig, list[tuple
     ]
     if faults:
         raise ConfigError(faults)
-    names = [f"{trial.folder}: {' '.join(trial.overrides)}" for trial in trials]
+    # Full keys would break the table; they are in sweep.json.
+    parts = [[word.partition("=") for word in trial.overrides] for trial in trials]
+    short = [" ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, _, value in words) for words in parts]
+    names = [f"{trial.folder}: {words}" for trial, words in zip(trials, short, strict=True)]
     found = [adapter_folder(folder / trial.folder) for trial in trials]
     return runs[0], [*_started_from(runs[0]), *zip(names, found, strict=True)]
 

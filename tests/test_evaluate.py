@@ -126,7 +126,7 @@ def test_a_sweep_is_evaluated_in_one_go_by_the_words_that_tell_its_trials_apart(
     record.write(tmp_path, [record.TrialRecord(**row) for row in rows])
     assert script.main([str(tmp_path), *FEW]) == 1
     found = figures(tmp_path)["policies"]
-    assert [policy["name"] for policy in found] == ["base", "0: adapter.rank=4", "1: adapter.rank=5"]
+    assert [policy["name"] for policy in found] == ["base", "0: rank=4", "1: rank=5"]
     assert found[1]["comparison"]["judgement"] == "unchanged"
 
 
