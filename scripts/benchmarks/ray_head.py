@@ -17,6 +17,7 @@ from pathlib import Path
 import requests
 
 BIN = Path(sys.executable).parent
+SESSIONS = "sessions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +41,17 @@ class Head:
         ]
         with (self.folder / "start.log").open("w") as log:
             # Not in a pipe: what Ray leaves running would hold it open for ever.
-            subprocess.run(
+            started = subprocess.Popen(
                 [str(BIN / "ray"), "start", *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                check=True,
-                timeout=180,
             )
+        with (self.folder / SESSIONS).open("a") as file:
+            file.write(f"{started.pid}\n")
+        started.wait(180)
         self.await_answer()
 
     def await_answer(self) -> None:
@@ -66,18 +68,19 @@ class Head:
 
     def stop(self) -> None:
         """End the processes of this head alone, its jobs' too: as when its pod is gone."""
+        sessions = {int(line) for line in (self.folder / SESSIONS).read_text().split()}
         for _ in range(3):
-            found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+            every = map(int, filter(str.isdigit, os.listdir("/proc")))
+            found = [pid for pid in every if self._is_ours(pid, sessions)]
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
             time.sleep(0.3)
 
-    def _is_ours(self, pid: int) -> bool:
+    def _is_ours(self, pid: int, sessions: set[int]) -> bool:
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            works_in = os.readlink(f"/proc/{pid}/cwd")  # a job's process does, in what was unpacked for it
-            return pid != os.getpid() and str(self.folder) in f"{words} {works_in}"
+            # Ray's own processes stay in the session of `ray start`; a job's works in what was unpacked for it.
+            return os.getsid(pid) in sessions or os.readlink(f"/proc/{pid}/cwd").startswith(str(self.folder))
         return False
 
     @property
@@ -98,6 +101,7 @@ def running() -> Iterator[Head]:
     # A short path of its own: Ray's sockets live in it, and their names have a length limit.
     folder = Path("/tmp") / f"ray-{secrets.token_hex(4)}"
     folder.mkdir()
+    (folder / SESSIONS).touch()
     head = Head(port=free_port(), token=secrets.token_hex(20), folder=folder)
     try:
         head.start()
