@@ -48,17 +48,23 @@ def normalised(numbers: Sequence[float], size: tuple[float, float]) -> tuple[flo
 
 def read_boxes(value: Any) -> list[Box] | None:
     """One box `[x1, y1, x2, y2]` or a list of them, as written by Qwen too (`{"bbox_2d": […]}`); None if it is none."""
+    one = _read_box(value)
+    if one is not None:
+        return [one]
+    if not isinstance(value, list) or not 0 < len(value) <= MOST:
+        return None
+    found = [_read_box(item) for item in value]
+    boxes = [box for box in found if box is not None]
+    return boxes if len(boxes) == len(found) else None
+
+
+def _read_box(value: Any) -> Box | None:
     if isinstance(value, dict):
         value = value.get("bbox_2d")
-    if not isinstance(value, list) or not value or len(value) > MOST:
-        return None
-    if not is_number(value[0]):
-        found = [read_boxes(item) for item in value]
-        return [boxes[0] for boxes in found if boxes] if all(boxes and len(boxes) == 1 for boxes in found) else None
-    if len(value) != 4 or not all(map(is_number, value)):
+    if not isinstance(value, list) or len(value) != 4 or not all(map(is_number, value)):
         return None
     left, top, right, bottom = value
-    return [(left, top, right, bottom)] if left < right and top < bottom else None
+    return (left, top, right, bottom) if left < right and top < bottom else None
 
 
 def read_point(text: str) -> tuple[float, float] | None:

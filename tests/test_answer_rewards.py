@@ -245,6 +245,7 @@ def test_iou_of_boxes_and_the_price_of_spare_ones() -> None:
         json.dumps([[0, 0, 100, 100]] * 65),
         "9" * 9999,
         f"[0, 0, {'9' * 400}, 100]",
+        "[" * 900 + "1" + "]" * 900,
     ],
 )
 def test_what_is_no_box_or_covers_everything_earns_next_to_nothing(answer: str) -> None:
