@@ -50,9 +50,11 @@ $(VENV)/train.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e .
 	@touch $@
 
-# uv finds a Python 3.12 wherever it is installed, and says so if there is none.
+# pyenv's shim of a version that is not selected is found and does not run; uv looks elsewhere, and downloads one if it may.
+PYTHON312 ?= $(firstword $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null) \
+  $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.12.*/bin/python) 3.12)
 $(SKYRL_VENV)/ready: constraints-skyrl.txt | $(VENV)/test.ready
-	$(VENV)/bin/uv venv --quiet --clear --python 3.12 $(SKYRL_VENV)
+	$(VENV)/bin/uv venv --quiet --clear --python $(PYTHON312) $(SKYRL_VENV)
 	$(VENV)/bin/uv pip install --quiet --no-deps --python $(SKYRL_VENV)/bin/python -r constraints-skyrl.txt
 	@touch $@
 
