@@ -28,6 +28,8 @@ Post-train a vision-language model with GRPO and LoRA on multi-turn visual tasks
   python train.py --config-path RUN_FOLDER --config-name config  run a saved config again
   python train.py ... resume=RUN_FOLDER                         continue a run in place
   python train.py -m ... hydra.sweep.dir=SWEEP_FOLDER           run what a sweep still lacks
+  python train.py cluster=ray cluster.address=ADDRESS ...       send it to a cluster; -m sends a sweep
+  python scripts/sweep.py attach|status|stop|retry SWEEP_FOLDER  look after what was sent
 
 Examples
   python train.py reward=maze_shaped adapter.rank=32

@@ -54,7 +54,9 @@ class LocalProcesses(Cluster):
         return Status(phase="running" if code is None else "ended", code=code, note="")
 
     def stop(self, attempt: Attempt) -> None:
-        process = self._processes[attempt.id]
+        process = self._processes.get(attempt.id)
+        if process is None:  # of a launcher that is gone
+            return
         for number in (signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)

@@ -96,9 +96,10 @@ class RayJobs(Cluster):
 
     def collect(self, attempt: Attempt) -> None:
         if stream := self._streams.pop(attempt.id, None):
-            stream.finish(wait=True)
+            stream.finish()
         if MARK in tail(attempt.log):
             return
+        # Asked for once more: the stream would bring the same, but a second or two later.
         try:
             complete(self._api, attempt.id, attempt.log)
         except Answer as error:
@@ -116,7 +117,7 @@ class RayJobs(Cluster):
 
     def close(self) -> None:
         for stream in self._streams.values():
-            stream.finish(wait=False)
+            stream.finish()
 
     def preview(self, attempts: Sequence[Attempt]) -> str:
         with tempfile.TemporaryDirectory() as scratch:

@@ -16,7 +16,7 @@ from launchers.ray_api import Answer, RayApi, translated
 
 AGAIN_SECONDS = 1.0
 LAST_SECONDS = 5.0
-"""How long the end of the output of a job that ended is waited for."""
+"""For a connection to close."""
 
 
 class LogStream:
@@ -29,15 +29,13 @@ class LogStream:
         self._thread = threading.Thread(target=self._run, name=f"log of {job}", daemon=True)
         self._thread.start()
 
-    def finish(self, *, wait: bool) -> None:
-        """Stop following; first wait a little for the rest, if there is one to come."""
+    def finish(self) -> None:
+        """Stop following."""
         self._ending.set()
-        if wait:
-            self._thread.join(LAST_SECONDS)
-        if self._thread.is_alive() and self._loop is not None and self._task is not None:
+        if self._loop is not None and self._task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended between the two lines
                 self._loop.call_soon_threadsafe(self._task.cancel)
-            self._thread.join(LAST_SECONDS)
+        self._thread.join(LAST_SECONDS)
 
     def _run(self) -> None:
         while True:
