@@ -20,7 +20,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from grpo import compose, config, plan, redact, resume, storage
+from grpo import compose, config, plan, redact, resume, storage, targets
 from grpo.compose import Source, Trial
 from grpo.faults import ConfigError, Fault
 from grpo.files import write_text
@@ -75,7 +75,7 @@ def read(flags: Namespace, arguments: Sequence[str], conf: Path) -> Command:
         package = ("--package", flags.package) if flags.package else ()
         return _shown((*shown, *package, *at_source, *extra, *words), typed)
     sweep = flags.multirun or _sent(hydra_loader, source, words, trials[0].run)
-    faults = [*_cluster_faults(trials), *_pair_faults(trials)]
+    faults = [*_cluster_faults(trials), *_adapter_faults(trials)]
     if faults:
         raise ConfigError(faults)
     folder = _folder(hydra_loader, source, words, trials, sweep=sweep)
@@ -134,16 +134,18 @@ def _check(
     faults += more
     in_config = _swept_by_config(hydra_loader, source, words) if sweep else []
     trials, more = compose.trials(hydra_loader, source.name, [*in_config, *words])
-    if faults or more:
-        raise ConfigError([*faults, *more])
+    faults += more or compose.without_effect(overrides, trials)
+    if faults:
+        raise ConfigError(faults)
     _refuse_secrets(pair for trial in trials for pair in config.leaves(trial.run.model_dump(by_alias=True)))
     return words, trials
 
 
-def _pair_faults(trials: Sequence[Trial]) -> Iterator[Fault]:
-    """A fault for each adapter that a trial starts from and that belongs to another base."""
+def _adapter_faults(trials: Sequence[Trial]) -> Iterator[Fault]:
+    """A fault for each adapter that a trial starts from and that belongs to another base, and each lacking module."""
     for trial in trials:
         yield from pair_faults(trial.run)
+        yield from targets.faults(trial.run)
 
 
 def _refuse_secrets(values: Iterable[tuple[str, Any]]) -> None:
@@ -157,7 +159,7 @@ def _sent(hydra_loader: ConfigLoader, source: Source, words: Sequence[str], run:
 
     A saved config has no hydra section; its cluster decides, unless hydra.mode=RUN asks for a run in this process.
     """
-    mode = compose.composed(hydra_loader, source.name, words).hydra.mode
+    mode = compose.hydra_section(hydra_loader, source.name, words, sweep=False).mode
     return run.cluster.name != "local" if mode is None else mode == RunMode.MULTIRUN
 
 
@@ -174,7 +176,7 @@ def _cluster_faults(trials: Sequence[Trial]) -> Iterator[Fault]:
 def _swept_by_config(hydra_loader: ConfigLoader, source: Source, words: Sequence[str]) -> list[str]:
     """Sweeps that the config itself asks for (hydra.sweeper.params)."""
     fixed = [word for word in words if word.startswith("hydra")]
-    params = compose.composed(hydra_loader, source.name, fixed, sweep=True).hydra.sweeper.params or {}
+    params = compose.hydra_section(hydra_loader, source.name, fixed, sweep=True).sweeper.params or {}
     overrides, faults = compose.parse_words([f"{key}={value}" for key, value in params.items()], hydra_loader)
     words, more = compose.normalised(overrides, hydra_loader, sweep=True)
     if faults or more:
@@ -187,7 +189,7 @@ def _folder(
 ) -> Path:
     resumed = trials[0].run.resume
     if resumed is None:
-        section = compose.composed(hydra_loader, source.name, words, sweep=sweep).hydra
+        section = compose.hydra_section(hydra_loader, source.name, words, sweep=sweep)
         on_error = OmegaConf.select(section, "launcher.on_error")
         ours = "grpo_launcher" in str(OmegaConf.select(section, "launcher._target_"))
         if sweep and not ours and trials[0].run.cluster.name != "local":

@@ -28,7 +28,7 @@ from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from grpo import config
 from grpo.config_text import text_keys
@@ -82,8 +82,13 @@ def parse_words(words: Sequence[str], hydra_loader: ConfigLoader) -> tuple[list[
     parsed, faults = [], []
     for word in words:
         try:
-            parsed.extend(parser.parse_overrides([word]))
+            read = parser.parse_overrides([word])
         except HydraException:
+            read = []
+        # Hydra takes `=3` for a value of nothing.
+        if read and read[0].key_or_group:
+            parsed.extend(read)
+        else:
             faults.append(_unreadable(word))
     return parsed, faults
 
@@ -92,7 +97,7 @@ def _unreadable(word: str) -> Fault:
     key, equals, value = word.partition("=")
     if not equals:
         return Fault(key="", problem=f"{word!r} is no key=value{guess(word, GROUPS)}")
-    if not re.fullmatch(r"(\+{0,2}|~)[\w$][\w.$/@:-]*", key):
+    if not re.fullmatch(r"(\+{0,2}|~)[\w$][\w$-]*([./@:][\w$-]+)*", key):
         return Fault(key="", problem=f"{word!r}: {key!r} is no key; keys look like algorithm.group_size")
     quote = "'" if '"' in value or "\\\\" in value else '"'
     inner = value.strip("'\"")
@@ -124,6 +129,20 @@ def normalised(
 def _chooses_nothing(override: Override) -> bool:
     """`experiment=null`, which is what no word means too, and which Hydra cannot read."""
     return override.key_or_group == "experiment" and not override.is_delete() and override.value() is None
+
+
+def without_effect(overrides: Sequence[Override], found: Sequence[Trial]) -> Iterator[Fault]:
+    """A fault for each `key={}` that is meant to empty a section: sections are merged, so it changes nothing."""
+    for override in overrides:
+        if override.is_delete() or not any(choice == {} for choice in _choices(override)):
+            continue
+        key, section = override.key_or_group, found[0].run.model_dump(by_alias=True)
+        for part in key.split("."):
+            section = section.get(part, {}) if isinstance(section, dict) else {}
+        if section:
+            instead = " ".join(f"'~{key}.{name}'" for name in section)
+            problem = f"{{}} is merged into the section and takes nothing away; to empty it: {instead}"
+            yield Fault(key=key, problem=problem)
 
 
 def options(hydra_loader: ConfigLoader, group: str) -> list[str]:
@@ -211,11 +230,33 @@ def composed(hydra_loader: ConfigLoader, name: str, words: Sequence[str], *, swe
     mode = RunMode.MULTIRUN if sweep else RunMode.RUN
     try:
         found = hydra_loader.load_configuration(name, list(words), run_mode=mode, from_shell=False)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except UnicodeDecodeError as error:
+        wrong = ", ".join(str(path) for path in _files(hydra_loader) if not _is_text(path))
+        raise ConfigError([Fault(key="", problem=f"{wrong} is not UTF-8 ({error}); save it as UTF-8")]) from error
+    # ValueError and RecursionError: YAML of numbers too long and of sections too deep to be read.
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([Fault(key="", problem=_one_paragraph(error))]) from error
     # Values may name ${hydra:…}; at run time Hydra sets the same.
     HydraConfig.instance().set_config(found)
     return found
+
+
+def hydra_section(hydra_loader: ConfigLoader, name: str, words: Sequence[str], *, sweep: bool) -> DictConfig:
+    """Hydra's own settings. Raises ConfigError for each of them that leads nowhere."""
+    whole = composed(hydra_loader, name, words, sweep=sweep)
+    faults = []
+    for key, text in config.leaves(OmegaConf.to_container(whole.hydra, resolve=False), "hydra"):
+        used = key.split(".")[1] not in ("overrides", "help", "hydra_help")
+        try:
+            if used and isinstance(text, str) and "${" in text:
+                OmegaConf.select(whole, key)
+        except InterpolationToMissingValueError:
+            continue  # such as a trial's number, which is known when it runs
+        except OmegaConfBaseException as error:
+            faults.append(Fault(key=key, problem=f"{text} cannot be resolved: {str(error).splitlines()[0]}"))
+    if faults:
+        raise ConfigError([_with_file(fault, hydra_loader) for fault in faults])
+    return whole.hydra
 
 
 def script_config(source: Source, words: Sequence[str]) -> dict[str, Any]:
@@ -257,12 +298,24 @@ def _with_file(fault: Fault, hydra_loader: ConfigLoader) -> Fault:
     if not fault.problem.startswith("${"):
         return fault
     text = fault.problem.split(" cannot be resolved")[0]
+    told = (str(path) for path in _files(hydra_loader) if text in path.read_text(encoding="utf-8", errors="replace"))
+    return Fault(key=fault.key, problem=f"{fault.problem} (in {next(told, 'the command line')})")
+
+
+def _files(hydra_loader: ConfigLoader) -> list[Path]:
+    """Every config file that Hydra may read."""
     folders = [
         Path(entry.path.removeprefix("file://")) for entry in hydra_loader.get_search_path().get_path() if entry.path
     ]
-    files = [path for folder in folders if folder.is_dir() for path in sorted(folder.rglob("*.yaml"))]
-    where = next((str(path) for path in files if text in path.read_text(encoding="utf-8")), "the command line")
-    return Fault(key=fault.key, problem=f"{fault.problem} (in {where})")
+    return [path for folder in folders if folder.is_dir() for path in sorted(folder.rglob("*.yaml"))]
+
+
+def _is_text(file: Path) -> bool:
+    try:
+        file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _with_trials(fault: Fault, labels: Sequence[str], total: int) -> Fault:

@@ -83,9 +83,9 @@ def _fault(detail: Any, model: type[BaseModel], data: Mapping[str, Any], prefix:
     path = _keys_only(detail["loc"], data)
     key = join(prefix, *path)
     if kind == "missing":
-        return Fault(key=key, problem=f"missing{_takes(model, data, path[:-1])}")
+        return Fault(key=key, problem=f"missing{_takes(model, data, path[:-1], prefix)}")
     if kind == "extra_forbidden":
-        return _unknown_key(key, path, model, data)
+        return _unknown_key(key, path, model, data, prefix)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         tag = context["discriminator"].strip("'")
         choices = [option for option in _tags(_annotation(model, data, path), tag)]
@@ -109,7 +109,7 @@ def _fault(detail: Any, model: type[BaseModel], data: Mapping[str, Any], prefix:
 def _wanted(kind: str, context: Mapping[str, Any], message: str) -> str:
     if kind in BOUNDS:
         sign, name = BOUNDS[kind]
-        return f"a number {sign} {context[name]:g}"
+        return f"a number {sign} {context[name]:.10g}"
     if kind == "literal_error":
         return "one of " + context["expected"].replace(" or ", ", ")
     if kind in ("string_too_short", "too_short"):
@@ -123,7 +123,7 @@ def _null_hint(value: object) -> str:
     return "; text that looks like a number is written in quotes" if isinstance(value, float) and value > 1e100 else ""
 
 
-def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel], data: Mapping[str, Any]) -> Fault:
+def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel], data: Mapping[str, Any], prefix: str) -> Fault:
     name = path[-1]
     if name in REASONS:
         return Fault(key=key, problem=f"no such key; {REASONS[name]}")
@@ -132,14 +132,14 @@ def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel], data: Ma
         elsewhere = {other.rsplit(".", 1)[-1]: other for other in all_keys(model, data)}
         close = nearest(name, elsewhere)
         meant = elsewhere[close] if close else None
-    return Fault(
-        key=key, problem="no such key" + (f"; did you mean {meant}?" if meant else _takes(model, data, path[:-1]))
-    )
+    told = f"; did you mean {meant}?" if meant else _takes(model, data, path[:-1], prefix)
+    return Fault(key=key, problem=f"no such key{told}")
 
 
-def _takes(model: type[BaseModel], data: Mapping[str, Any], path: Sequence[str]) -> str:
+def _takes(model: type[BaseModel], data: Mapping[str, Any], path: Sequence[str], prefix: str) -> str:
     names = names_at(model, data, path)
-    return f" ({path[-1] if path else 'a run'} takes {', '.join(names)})" if names else ""
+    section = join(prefix, *path).rpartition(".")[2]
+    return f" ({section or 'a run'} takes {', '.join(names)})" if names else ""
 
 
 def join(*parts: str) -> str:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,10 @@ from grpo import adapter as adapters
 from grpo.batch import Batch
 from grpo.chat import ChatRenderer
 from grpo.config import AdapterConfig, ModelConfig
+from grpo.faults import ConfigError, Fault
 from grpo.paths import model_path
 from grpo.schema import LoraAdapter
+from grpo.targets import unmatched
 from grpo.vision import Features, VisionEncoder
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ class Policy:
 def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.device, seed: int) -> Policy:
     """The configured model with a fresh adapter, on `device`.
 
-    Raises ValueError if the target modules match nothing, and ConfigError if the adapter to start from does not fit.
+    Raises ConfigError if there is no such model, if the target modules match nothing, and if the adapter to start from
+    does not fit.
     A new adapter's weights depend on `seed` alone.
     """
     from transformers import AutoModelForImageTextToText, AutoTokenizer
@@ -159,8 +161,12 @@ def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.dev
     transformers_logging.disable_progress_bar()  # its bars would cut through ours
     path = model_path(model.name_or_path)
     source: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(path, **source)
-    network: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=getattr(torch, model.dtype), **source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **source)
+        network: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=getattr(torch, model.dtype), **source)
+    except OSError as error:  # transformers' word for what is neither a folder nor to be had from the hub
+        told = f"{model.name_or_path!r} is no folder here and cannot be had from the hub: {str(error).splitlines()[0]}"
+        raise ConfigError([Fault(key="model.name_or_path", problem=told)]) from error
     network.to(device).requires_grad_(False)
     if model.gradient_checkpointing:
         network.gradient_checkpointing_enable()
@@ -207,7 +213,7 @@ def matched_modules(network: nn.Module, targets: str | Sequence[str], exclude: s
     """Full names of the linear modules that an adapter is put on.
 
     `targets`: module names, or `all-linear`, or a regular expression over full names. The output head is never
-    matched by `all-linear`. Raises ValueError naming each target that matches nothing, with the nearest right name.
+    matched by `all-linear`. Raises ConfigError naming each target that matches nothing, with the nearest right name.
     """
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     allowed = [name for name in linear if not (exclude and re.fullmatch(exclude, name))]
@@ -216,20 +222,15 @@ def matched_modules(network: nn.Module, targets: str | Sequence[str], exclude: s
     if isinstance(targets, str):
         matched = [name for name in allowed if re.fullmatch(targets, name)]
         if not matched:
-            raise ValueError(f"adapter.target_modules: {targets!r} matches no linear module of the model")
+            told = f"{targets!r} matches no linear module of the model"
+            raise ConfigError([Fault(key="adapter.target_modules", problem=told)])
         return matched
-    faults, matched = [], []
-    known = sorted({name.rsplit(".", 1)[-1] for name in allowed})
-    for target in targets:
-        found = [name for name in allowed if name == target or name.endswith("." + target)]
-        matched += found
-        if not found:
-            guess = get_close_matches(target, known, n=1)
-            hint = f"did you mean {guess[0]}?" if guess else f"the model has {', '.join(known)}"
-            faults.append(f"adapter.target_modules: {target!r} matches nothing; {hint}")
-    if faults:
-        raise ValueError("\n".join(faults))
-    return matched
+    found = {target: [name for name in allowed if name == target or name.endswith("." + target)] for target in targets}
+    lost = [target for target, names in found.items() if not names]
+    if lost:
+        known = {name.rsplit(".", 1)[-1] for name in allowed}
+        raise ConfigError(unmatched(target, known) for target in lost)
+    return [name for names in found.values() for name in names]
 
 
 def load_image_processor(path: str, revision: str | None) -> Any:

@@ -83,9 +83,10 @@ def commit() -> dict[str, Any]:
     """
     if not (ROOT / ".git").exists() and (ROOT / COMMIT_FILE).is_file():
         return json.loads((ROOT / COMMIT_FILE).read_text(encoding="utf-8"))
-    untracked = _git("ls-files", "--others", "--exclude-standard", "--", *CODE)
-    files = [ROOT / name for name in (untracked or "").splitlines()]
-    changes = _git("diff", "HEAD")
+    # -z: names as they are; git would otherwise quote those that are not plain ASCII.
+    untracked = _git("ls-files", "-z", "--others", "--exclude-standard", "--", *CODE)
+    files = [ROOT / name for name in (untracked or "").split("\0") if name]
+    changes = _git("diff", "--no-color", "--no-ext-diff", "HEAD")
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty_diff": None if changes is None else hide_in_code(changes),
@@ -132,7 +133,8 @@ def _version(package: str) -> str | None:
 def _git(*arguments: str) -> str | None:
     """Output of a git command in the project; None where there is no repository or no git."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    # A changed file may be in any encoding, and so may the terminal.
+    return done.stdout.decode("utf-8", errors="backslashreplace").strip()

@@ -99,7 +99,10 @@ def _enter(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
             return
         write_text(folder / "config.yaml", to_yaml(config))
         write_text(folder / "overrides.txt", "".join(f"{word}\n" for word in overrides))
-        write_json(folder / RUN_FILE, provenance.of_run(config))
+        record = provenance.of_run(config)
+        write_json(folder / RUN_FILE, record)
+        if record["commit"] is None:
+            log.warning("run.json names no commit: git does not answer here, so nothing says which code this run is of")
 
 
 def _made_from(config: RunConfig, folder: Path) -> dict[str, Any]:

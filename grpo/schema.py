@@ -56,6 +56,12 @@ def _regex(pattern: str | None) -> str | None:
     return pattern
 
 
+def _text_or_null(text: str | None) -> str | None:
+    if text is not None and text.strip().lower() in ("", "none"):
+        raise ValueError(f"wants text or null, got {text!r}; nothing is written null")
+    return text
+
+
 def _module_names(targets: object) -> list[str] | str:
     if isinstance(targets, list) and targets and all(isinstance(name, str) and name for name in targets):
         return targets
@@ -84,6 +90,7 @@ def _folder(place: str) -> str:
     return place
 
 
+OptionalText = Annotated[str | None, AfterValidator(_text_or_null)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -92,7 +99,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 class ModelConfig(Strict):
     name_or_path: Annotated[str, Field(min_length=1)]
     """A hub id, or a folder; a relative one is looked up from the repository's root."""
-    revision: str | None
+    revision: OptionalText
     trust_remote_code: Annotated[bool, AfterValidator(_no_remote_code)]
     gradient_checkpointing: bool
     dtype: Literal["float32", "bfloat16"]
@@ -119,7 +126,7 @@ class LoraAdapter(Strict):
     dropout: Annotated[float, Field(ge=0, lt=1)]
     target_modules: Annotated[list[str] | str, PlainValidator(_module_names)]
     """Module names; or, as one text, `all-linear` or a regular expression over full module names."""
-    exclude_modules: Annotated[str | None, AfterValidator(_regex)]
+    exclude_modules: Annotated[OptionalText, AfterValidator(_regex)]
     start_from: Annotated[str | None, AfterValidator(_adapter_folder)]
     """A trained adapter, or its run folder, to go on from; it is then also what the KL is measured against."""
 
@@ -247,7 +254,7 @@ def _no_secret_names(variables: dict[str, str]) -> dict[str, str]:
 class RayJobsCluster(SentCluster):
     """What is reached through Ray's Jobs API."""
 
-    shared_dir: str | None
+    shared_dir: OptionalText
     """A folder that all nodes see, for the runs' folders; null: this machine's paths hold there too."""
     python: Annotated[str, Field(min_length=1)]
     env_vars: Annotated[dict[str, str], AfterValidator(_no_secret_names)]
@@ -273,7 +280,7 @@ class KubeRayCluster(SentCluster):
     """What KubeRay is asked to make on Kubernetes."""
 
     namespace: Annotated[str, Field(min_length=1)]
-    kube_context: str | None
+    kube_context: OptionalText
     """Of the kubeconfig; null: its current one."""
     image: Annotated[str, Field(min_length=1)]
     """By digest, ADDRESS@sha256:…; whatever else is refused when a manifest is made from it."""
@@ -289,15 +296,15 @@ class KubeRayCluster(SentCluster):
     """The ReadWriteMany claim behind shared_dir."""
     storage_class: str
     storage_gib: Positive
-    service_account: str | None
+    service_account: OptionalText
     secrets: list[str]
     """Names of Kubernetes secrets; each of their keys becomes a variable of head and workers."""
     labels: dict[str, str]
     annotations: dict[str, str]
     """Of the RayCluster or RayJob, for what add-ons of the cluster ask for."""
-    queue_name: str | None
+    queue_name: OptionalText
     """Kueue's."""
-    priority_class: str | None
+    priority_class: OptionalText
     """Kueue's."""
 
 
@@ -341,7 +348,7 @@ AnyCluster = LocalCluster | RayCluster | HyperpodCluster | HyperpodRayjobCluster
 class WandbTracker(Strict):
     name: Literal["wandb"]
     project: Annotated[str, Field(min_length=1)]
-    entity: str | None
+    entity: OptionalText
     mode: Literal["auto", "online", "offline"]
 
 
@@ -350,7 +357,8 @@ class NoTracker(Strict):
 
 
 class RuntimeConfig(Strict):
-    seed: NotNegative
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    """What every library's generator takes."""
     steps: NotNegative
     mixed_precision: Literal["fp32", "bf16"]
     per_device_batch_size: Positive

@@ -42,7 +42,7 @@ def address_of(run: RunConfig, folder: Path) -> str | None:
         return run.resume.rstrip("/")
     if not is_remote(run.runtime.output_dir):
         return None
-    scratch = Path(run.runtime.scratch_dir).resolve()
+    scratch = Path(run.runtime.scratch_dir).expanduser().resolve()
     if folder.is_relative_to(scratch / run.name):
         return join(run.runtime.output_dir, *folder.relative_to(scratch).parts)
     sweep = next((parent for parent in folder.parents if (parent / "sweep.json").is_file()), folder)
@@ -54,7 +54,7 @@ def local_folder(place: str, run: RunConfig) -> Path:
     return (
         _local_folder(place, run.runtime.output_dir, run.runtime.scratch_dir)
         if is_remote(place)
-        else Path(place).resolve()
+        else Path(place).expanduser().resolve()
     )
 
 

@@ -393,6 +393,14 @@ def test_an_address_is_below_output_dir_as_the_folder_is_below_scratch_dir(
     assert storage.address_of(configs.run(), tmp_path / "outputs/maze/now") is None
 
 
+def test_a_tilde_is_the_home_folder_and_no_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = configs.run({"runtime.output_dir": "~/runs"})
+    assert storage.local_folder("~/runs/maze/now", here) == tmp_path / "runs/maze/now"
+    there = configs.run({"runtime.output_dir": "s3://bucket/team", "runtime.scratch_dir": "~/runs"})
+    assert storage.address_of(there, tmp_path / "runs/maze/sweep_1/0") == "s3://bucket/team/maze/sweep_1/0"
+
+
 @pytest.mark.parametrize(
     "place",
     ["s3:/bucket/x", "S3://bucket/x", "s3://", "s3://B/x", "s3://key:word@bucket/x", "s3://bucket//x", "gs://a/b"],
