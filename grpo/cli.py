@@ -28,6 +28,7 @@ from grpo.pair import faults as pair_faults
 from grpo.plan import Ceiling
 from grpo.schema import RunConfig
 from grpo.types import Split
+from grpo.words import pasted, word
 
 CLAIM = "overrides.txt"
 """Created exclusively, so that of two runs given one folder only the first gets it."""
@@ -82,7 +83,7 @@ def read(flags: Namespace, arguments: Sequence[str], conf: Path) -> Command:
     key = "hydra.sweep.dir" if sweep else "hydra.run.dir"
     mode = ("--multirun",) if sweep else ()
     return Command(
-        arguments=(*mode, *at_source, *extra, *words, f"{key}={compose.quoted(str(folder))}"),
+        arguments=(*mode, *at_source, *extra, *words, word(key, folder)),
         typed=typed,
         trials=tuple(trials),
         sweep=sweep,
@@ -111,8 +112,9 @@ def _source(flags: Namespace, conf: Path) -> Source:
 
 def _resumed(words: Sequence[str]) -> Path | None:
     """The folder of the last `resume=FOLDER` among the words."""
-    given = [word.partition("=")[2].strip("'\"") for word in words if word.lstrip("+").startswith("resume=")]
-    return _saved_in(given[-1]) if given and given[-1] not in ("", "null") else None
+    given, _ = compose.parse_words([each for each in words if each.lstrip("+").startswith("resume=")], None)
+    resumed = given[-1].value() if given else None
+    return _saved_in(resumed) if isinstance(resumed, str) and resumed else None
 
 
 def _saved_in(resumed: str) -> Path:
@@ -253,7 +255,7 @@ def claim(command: Command) -> Path:
     folder = command.folder
     assert folder is not None
     key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
-    told = f"{folder} holds a run already; give another {key}, or resume={folder} to continue it"
+    told = f"{folder} holds a run already; give another {key}, or {pasted('resume', folder)} to continue it"
     taken = ConfigError([Fault(key=key, problem=told)])
     run = command.trials[0].run
     if run.resume is not None:

@@ -34,8 +34,12 @@ from grpo import config
 from grpo.config_text import text_keys
 from grpo.faults import ConfigError, Fault, guess
 from grpo.schema import RunConfig
+from grpo.words import quoted
 
 GROUPS = ("model", "adapter", "algorithm", "reward", "env", "engine", "cluster", "tracker", "experiment")
+
+
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +80,31 @@ def loader(source: Source) -> ConfigLoader:
     return hydra.config_loader
 
 
-def parse_words(words: Sequence[str], hydra_loader: ConfigLoader) -> tuple[list[Override], list[Fault]]:
+def parse_words(words: Sequence[str], hydra_loader: ConfigLoader | None) -> tuple[list[Override], list[Fault]]:
     """The overrides that `words` spell, and a fault with a hint for each word that Hydra cannot read."""
     parser = OverridesParser.create(config_loader=hydra_loader)
     parsed, faults = [], []
     for word in words:
-        try:
-            read = parser.parse_overrides([word])
-        except HydraException:
-            read = []
+        read: list[Override] = []
+        for spelled in filter(None, (word, _as_one_text(word))):
+            try:
+                read = parser.parse_overrides([spelled])
+                break
+            except HydraException:
+                continue
         # Hydra takes `=3` for a value of nothing.
         if read and read[0].key_or_group:
             parsed.extend(read)
         else:
             faults.append(_unreadable(word))
     return parsed, faults
+
+
+def _as_one_text(word: str) -> str | None:
+    """The word with its value quoted, where that can only be meant as text: blanks, or letters beyond ASCII."""
+    key, _, value = word.partition("=")
+    wants_text = key in FOLDERS or key.rpartition(".")[2] in text_keys(RunConfig)
+    return f"{key}={quoted(value)}" if wants_text and not re.search(r"""[,'"\\()\[\]{}$]""", value) else None
 
 
 def _unreadable(word: str) -> Fault:
@@ -365,8 +379,3 @@ def _flat(prefix: str, value: Any) -> Iterator[str]:
         yield f"{prefix}={str(value).lower() if value is not None else 'null'}"
     else:
         yield f"{prefix}={quoted(str(value))}"
-
-
-def quoted(text: str) -> str:
-    """`text` as one value of Hydra's grammar, whatever it holds."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from grpo.words import pasted
+
 REFUSALS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota is used up",
@@ -47,7 +49,7 @@ def writing(what: str, path: Path, run_folder: Path, *, needed: int | None = Non
             room = f"{needed / 2**20:.2f} MiB are needed, {room}"
         raise DiskError(
             f"{path}: the {what} could not be written: {REFUSALS[number]} ({room}). Complete checkpoints are kept; "
-            f"free space or permit writing, then go on with resume={run_folder}"
+            f"free space or permit writing, then go on with {pasted('resume', run_folder)}"
         ) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from grpo.faults import Fault, show
 from grpo.files import write_json, write_text
 from grpo.reproduce import Difference, differences
 from grpo.schema import RunConfig
+from grpo.words import pasted
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +79,9 @@ def _finished(folder: Path, before: RunConfig, now: RunConfig) -> Fault | None:
         return None
     reached = _objective(result)
     told = f"{folder} is finished: {steps} steps done, {reached}; there is nothing left to resume"
-    words = f"resume={folder} runtime.steps={steps + max(20, steps // 3)} resume_accepts_changes=true"
+    words = f"{pasted('resume', folder)} runtime.steps={steps + max(20, steps // 3)} resume_accepts_changes=true"
     more = f"For more steps: {words}" if goes_on else "It has no checkpoint left to go on from"
-    phase = f"adapter.start_from={folder}/adapter"
+    phase = pasted("adapter.start_from", folder / "adapter")
     return Fault(key="resume", problem=f"{told}. {more}. For a new phase from its adapter: {phase}")
 
 
@@ -115,7 +117,7 @@ def _told_elsewhere(change: Difference) -> bool:
 
 
 def _key_faults(found: Changes, now: RunConfig, folder: Path) -> Iterator[Fault]:
-    anew = f"or start anew: --config-path {folder} --config-name config"
+    anew = f"or start anew: --config-path {shlex.quote(str(folder))} --config-name config"
     for each in found.config:
         told = f"was {show(each.old)} when the run started, now {show(each.new)}; a resumed run goes on as it was"
         fixed = next((reason for key, reason in FIXED.items() if each.key.split("[")[0] == key), None)

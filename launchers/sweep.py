@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import signal
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from rich.live import Live
 
 from grpo import config
 from grpo.config import RunConfig
+from grpo.words import pasted
 from launchers import outcome, record, table
 from launchers.cluster import Attempt, Cluster, Policy, Refused, Status, Unreachable
 from launchers.outcome import Outcome
@@ -146,7 +148,9 @@ class _Life:
             self.interrupted()
             raise
         except Away as error:
-            self._say(f"{error}; its trials go on: python scripts/sweep.py attach {self.sweep}", style="red")
+            self._say(
+                f"{error}; its trials go on: python scripts/sweep.py attach {shlex.quote(str(self.sweep))}", style="red"
+            )
 
     def _freeze(self) -> None:
         """Every config is on disk before anything is sent; an attempt under way keeps its own."""
@@ -263,9 +267,9 @@ class _Life:
             raise Away(f"the cluster has not answered for {silent / 60:.1f} minutes ({error})") from error
 
     def interrupted(self) -> None:
-        again = f"the same command with hydra.sweep.dir={self.sweep} runs what is missing"
+        again = f"the same command with {pasted('hydra.sweep.dir', self.sweep)} runs what is missing"
         if self.policy.on_interrupt == "detach" and self.active:
-            here = f"python scripts/sweep.py attach {self.sweep}"
+            here = f"python scripts/sweep.py attach {shlex.quote(str(self.sweep))}"
             self._say(f"{len(self.active)} trial(s) go on without this command; {here} watches them, stop ends them")
             return
         with contextlib.suppress(KeyboardInterrupt):  # a second one: do not wait any longer

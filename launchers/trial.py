@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo.words import word
 from launchers.outcome import MARK, RESULT, known
 
 CONFIG = "config.yaml"
@@ -22,10 +23,10 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
 def command(folder: Path) -> list[str]:
     """What runs the trial that is prepared in `folder`, in this process's own python."""
-    resume = [f"resume={folder}"] if _resumable(folder) else []
+    resume = [word("resume", folder)] if _resumable(folder) else []
     saved = ["--config-path", str(folder), "--config-name", "config"]
     # hydra.mode=RUN: the config says which cluster the trial was sent to, and this is that cluster.
-    return [sys.executable, str(TRAIN), *saved, "hydra.mode=RUN", f"hydra.run.dir={folder}", *resume]
+    return [sys.executable, str(TRAIN), *saved, "hydra.mode=RUN", word("hydra.run.dir", folder), *resume]
 
 
 def prepare(folder: Path, config_text: str, keep: Sequence[str]) -> None:

@@ -27,12 +27,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from grpo import compose, config
+from grpo import config
 from grpo.files import write_json
 from grpo.reproduce import Difference
 from grpo.rerun import Comparison, changes, compare, is_runnable
 from grpo.s3 import StorageError, is_remote
 from grpo.storage import local_copy
+from grpo.words import word
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 70
@@ -92,11 +93,13 @@ def _run_and_compare(console: Console, old: Path, new: Path) -> int:
     saved = ["--config-path", str(old), "--config-name", "config"]
     if is_remote(config.load(old).runtime.output_dir):
         # Made again here: who may read a run on S3 need not be allowed to write there.
-        saved.append(f"runtime.output_dir={compose.quoted(str(new.parent))}")
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *saved, f"hydra.run.dir={new}"])
+        saved.append(word("runtime.output_dir", new.parent))
+    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *saved, word("hydra.run.dir", new)])
     record = new / "run.json"
     if record.is_file():
         write_json(record, json.loads(record.read_text()) | {"reproduces": str(old)})
+    if done.returncode == 2:
+        return _refuse("nothing was run, for the reason above; --output FOLDER gives the new run another place")
     console.print(f"old: {old}\nnew: {new}", soft_wrap=True, highlight=False)
     if done.returncode != 0:
         console.print(f"the new run failed with exit code {done.returncode}; its train.log says why")

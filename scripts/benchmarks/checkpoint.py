@@ -16,11 +16,11 @@ import torch
 
 from grpo import heartbeat
 from grpo.checkpoint import save_checkpoint
-from grpo.compose import quoted
 from grpo.config import build_env
 from grpo.engines import local
 from grpo.randomness import seed as seed_of
 from grpo.schema import RunConfig
+from grpo.words import quoted
 from scripts.benchmarks.configured import configured, fresh_policy
 from scripts.benchmarks.measure import Result, alone, at_most
 from scripts.benchmarks.paths import ROOT

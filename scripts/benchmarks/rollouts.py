@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from grpo.compose import quoted
 from grpo.config import build_env
 from grpo.conversation import Sampling
 from grpo.interfaces import Env
@@ -19,6 +18,7 @@ from grpo.policy import Policy
 from grpo.rollout import play
 from grpo.schema import RunConfig
 from grpo.types import Task
+from grpo.words import quoted
 from scripts.benchmarks.configured import configured, fresh_policy, without_adapter
 from scripts.benchmarks.measure import Figure, Played, Result, Stopwatch, faster
 from scripts.benchmarks.plain_rollouts import play_plain

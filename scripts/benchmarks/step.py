@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any
 
 from grpo.advantage import comparable_totals, group_advantages
-from grpo.compose import quoted
 from grpo.config import build_env, build_rewards
 from grpo.console import Console
 from grpo.engines import local
@@ -27,6 +26,7 @@ from grpo.reward import Mixture
 from grpo.schema import LoraAdapter, RunConfig
 from grpo.tracking import RunLog, make_tracker
 from grpo.types import Task
+from grpo.words import quoted
 from scripts.benchmarks.configured import configured, fresh_policy, without_adapter
 from scripts.benchmarks.measure import Figure, Result, Stopwatch, checked, run_command, shorter
 from scripts.benchmarks.paths import PEERS

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.compose import quoted
+from grpo.words import quoted
 from scripts.benchmarks.measure import Goal, Result, alone, at_most, checked, run_command
 from scripts.benchmarks.paths import ROOT, TRAIN
 
