@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -50,14 +51,14 @@ def add(network: Any, folder: Path, *, name: str, trainable: bool) -> Any:
     """
     from peft import PeftConfig, PeftModel, get_peft_model
 
-    config = PeftConfig.from_pretrained(str(folder))
-    config.inference_mode = not trainable
     try:
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = not trainable
         if isinstance(network, PeftModel):
             network.add_adapter(name, config)
         else:
             network = get_peft_model(network, config, adapter_name=name)
-    except ValueError as error:  # peft's word for target modules of which the model has none
+    except (ValueError, TypeError) as error:  # peft's words for target modules that the model lacks, and for odd files
         raise _refusal(folder, [str(error)]) from error
     fill(network, folder, name=name)
     return network
@@ -67,8 +68,12 @@ def fill(adapted: Any, folder: Path, *, name: str = "default") -> None:
     """Give the adapter `name` the weights in `folder`. Raises ConfigError listing the tensors that do not land."""
     from peft import set_peft_model_state_dict
 
-    found = load_file(folder / WEIGHTS_FILE)
+    try:
+        found = load_file(folder / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise _refusal(folder, [f"{WEIGHTS_FILE} cannot be read ({error})"]) from error
     faults = misfits(tensors_of(adapted, name), found)
+    faults += [f"{key} holds numbers that are not finite" for key in found if not bool(found[key].isfinite().all())]
     if faults:
         raise _refusal(folder, faults)
     set_peft_model_state_dict(adapted, found, adapter_name=name)

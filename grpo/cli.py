@@ -26,6 +26,7 @@ from grpo.faults import ConfigError, Fault
 from grpo.files import write_text
 from grpo.pair import faults as pair_faults
 from grpo.plan import Ceiling
+from grpo.provenance import RUN_FILE
 from grpo.schema import RunConfig
 from grpo.types import Split
 from grpo.words import pasted, word
@@ -120,7 +121,10 @@ def _resumed(words: Sequence[str]) -> Path | None:
 def _saved_in(resumed: str) -> Path:
     """Where the config of a run to be resumed can be read: its folder, or what was fetched from its address."""
     if not storage.is_remote(resumed):
-        return Path(resumed).expanduser().resolve()
+        try:
+            return Path(resumed).expanduser().resolve()
+        except (OSError, RuntimeError) as error:  # no permission, a loop of links, an unknown ~user
+            raise ConfigError([Fault(key="resume", problem=f"{resumed!r} cannot be read: {error}")]) from error
     with storage.refusal("resume"):
         return storage.saved_config(resumed)
 
@@ -136,11 +140,21 @@ def _check(
     faults += more
     in_config = _swept_by_config(hydra_loader, source, words) if sweep else []
     trials, more = compose.trials(hydra_loader, source.name, [*in_config, *words])
-    faults += more or compose.without_effect(overrides, trials)
+    faults += [_of_another_version(fault, source) for fault in more] or compose.without_effect(overrides, trials)
     if faults:
         raise ConfigError(faults)
     _refuse_secrets(pair for trial in trials for pair in config.leaves(trial.run.model_dump(by_alias=True)))
     return words, trials
+
+
+def _of_another_version(fault: Fault, source: Source) -> Fault:
+    """Says how a run's saved config gets the keys that it was written without, and rid of those that are gone."""
+    if not (source.folder / RUN_FILE).is_file():
+        return fault
+    ways = {"missing": f"give it: {fault.key}=VALUE", "no such key": f"take it away: '~{fault.key}'"}
+    way = next((way for start, way in ways.items() if fault.problem.startswith(start)), None)
+    told = f"{fault.problem}; {source.folder} was written by another version, {way}"
+    return Fault(key=fault.key, problem=told) if way else fault
 
 
 def _adapter_faults(trials: Sequence[Trial]) -> Iterator[Fault]:
@@ -208,7 +222,10 @@ def _folder(
         raise ConfigError([Fault(key="resume", problem=problem)])
     folder = _saved_in(resumed)
     if not (folder / "config.yaml").is_file():
-        raise ConfigError([Fault(key="resume", problem=f"wants a run folder (with its config.yaml), got {resumed!r}")])
+        told = f"wants a run folder (with its config.yaml), got {resumed!r}"
+        if (folder / "sweep.json").is_file():
+            told += f", a sweep: the sweep's own command with {pasted('hydra.sweep.dir', folder)} runs what is missing"
+        raise ConfigError([Fault(key="resume", problem=told)])
     _refuse_changed(folder, trials[0].run)
     return storage.local_folder(resumed, trials[0].run)
 

@@ -56,7 +56,8 @@ def plain(composed: DictConfig) -> dict[str, Any]:
 
     Raises ConfigError for a `???` that was not given and for an interpolation that leads nowhere.
     """
-    job = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+    names: list[Any] = [key for key in composed if key != "hydra"]
+    job = OmegaConf.masked_copy(composed, names)
     faults = list(_unsettled(job))
     if faults:
         raise ConfigError(faults)

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from grpo import base
 from grpo.config import RunConfig
 from grpo.faults import Fault
@@ -86,8 +88,14 @@ def faults(run: RunConfig) -> list[Fault]:
     try:
         recorded = read(folder)
         now = base.describe(run.model)
+        # Its header is read and compared with the file's length: half a copy is refused here.
+        with safe_open(folder / WEIGHTS_FILE, "numpy"):
+            pass
     except (OSError, ValueError) as error:
         return [Fault(key=key, problem=str(error))]
+    except SafetensorError as error:
+        damage = f"{folder / WEIGHTS_FILE} cannot be read ({error}); take the adapter from its checkpoint again"
+        return [Fault(key=key, problem=damage)]
     if recorded is None:
         return []
     return [

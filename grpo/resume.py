@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import config, provenance
-from grpo.faults import Fault, show
+from grpo.faults import ConfigError, Fault, show
 from grpo.files import write_json, write_text
 from grpo.reproduce import Difference, differences
 from grpo.schema import RunConfig
@@ -62,7 +62,7 @@ def steps_done(folder: Path) -> int:
 
 def faults(folder: Path, now: RunConfig) -> list[Fault]:
     """Every reason why the run in `folder` may not go on as `now`. Raises ConfigError if its config is not readable."""
-    before = config.load(folder)
+    before = _before(folder)
     found = _changes(folder, before, now)
     finished = _finished(folder, before, now)
     if finished is not None:
@@ -70,10 +70,19 @@ def faults(folder: Path, now: RunConfig) -> list[Fault]:
     return [*_key_faults(found, now, folder), *_made_from_faults(found, now), *_steps_fault(now, folder)]
 
 
-def _finished(folder: Path, before: RunConfig, now: RunConfig) -> Fault | None:
+def _before(folder: Path) -> Mapping[str, Any]:
+    """The config that the run has had, whatever version wrote it."""
+    settings = config.saved(folder)
+    try:
+        return config.parse(settings).model_dump(by_alias=True)
+    except ConfigError:
+        return settings
+
+
+def _finished(folder: Path, before: Mapping[str, Any], now: RunConfig) -> Fault | None:
     """A fault for a run that has its result, unless it is explicitly given more steps."""
     result = folder / "result.json"
-    steps = before.runtime.steps
+    steps = before["runtime"]["steps"]
     goes_on = steps_done(folder) > 0
     if not result.is_file() or (goes_on and now.resume_accepts_changes and now.runtime.steps > steps):
         return None
@@ -92,15 +101,28 @@ def _objective(result: Path) -> str:
         return "its result.json is not readable"
 
 
-def _changes(folder: Path, before: RunConfig, now: RunConfig) -> Changes:
-    then, today = (dict(config.leaves(run.model_dump(by_alias=True))) for run in (before, now))
+def _changes(folder: Path, before: Mapping[str, Any], now: RunConfig) -> Changes:
+    then, today = dict(config.leaves(dict(before))), dict(config.leaves(now.model_dump(by_alias=True)))
     keys = [key for key in sorted(then.keys() | today.keys()) if key not in WORDS and then.get(key) != today.get(key)]
-    made = [] if not (folder / "run.json").is_file() else _made_from(json.loads((folder / "run.json").read_text()), now)
+    made = _made_from(_recorded(folder), now) if (folder / "run.json").is_file() else []
     return Changes(
         config=tuple(Difference(key=key, old=then.get(key), new=today.get(key)) for key in keys),
         made_from=tuple(each for each in made if each.key.split(".")[0] not in ONLY_LOGGED),
         logged=tuple(each for each in made if each.key.split(".")[0] in ONLY_LOGGED),
     )
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """run.json. Raises ConfigError if it cannot be read."""
+    file = folder / "run.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        found = error
+    if isinstance(found, dict):
+        return found
+    told = f"{file} is damaged ({found}); put it back, or delete it: the run then goes on as made from what is here now"
+    raise ConfigError([Fault(key="resume", problem=told)])
 
 
 def _made_from(record: Mapping[str, Any], now: RunConfig) -> list[Difference]:
@@ -154,7 +176,7 @@ def enter(folder: Path, now: RunConfig) -> None:
 
     In this order, a kill at any place leaves a folder that the same command enters again.
     """
-    before = config.load(folder)
+    before = _before(folder)
     found = _changes(folder, before, now)
     for each in found.logged:
         log.warning(
@@ -168,7 +190,7 @@ def enter(folder: Path, now: RunConfig) -> None:
     kept = folder / f"config.before_step_{step + 1}.yaml"
     # One that is there already is of a change whose steps were lost: the steps before it were not made with it.
     if found.config and not kept.exists():
-        write_text(kept, config.to_yaml(before))
+        write_text(kept, (folder / "config.yaml").read_text(encoding="utf-8"))
     for name in ("result.json", "summary.json"):
         (folder / name).unlink(missing_ok=True)
     _record(folder, step, found, now)
@@ -180,7 +202,7 @@ def enter(folder: Path, now: RunConfig) -> None:
 
 def _record(folder: Path, step: int, found: Changes, now: RunConfig) -> None:
     """run.json tells what the run is made from now; its `changes`, what that was before, when and at which step."""
-    record = json.loads((folder / "run.json").read_text())
+    record = _recorded(folder)
     entry = {
         "after_step": step,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

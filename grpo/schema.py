@@ -7,6 +7,7 @@ groups are in `grpo.config`, because pydantic would run them only once everythin
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -114,8 +115,20 @@ def _adapter_folder(path: str | None, info: ValidationInfo) -> str | None:
         return path
     for folder in (Path(path), Path(path) / "adapter"):
         if (folder / "adapter_config.json").is_file():
-            return str(folder)
+            # Whole: the saved config must say the same from wherever it is read.
+            return os.path.abspath(folder)
     raise ValueError(f"wants an adapter's folder (with its adapter_config.json) or a finished run's, got {path!r}")
+
+
+def _saved_shape(file: Path) -> tuple[object, object]:
+    """(rank, alpha) of a saved adapter; None for what its file does not say."""
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); take the adapter from its checkpoint again") from error
+    if not isinstance(saved, dict) or saved.get("peft_type") != "LORA":
+        raise ValueError(f"{file} is of no LoRA adapter; only such a one can be gone on from")
+    return saved.get("r"), saved.get("lora_alpha")
 
 
 class LoraAdapter(Strict):
@@ -133,11 +146,11 @@ class LoraAdapter(Strict):
     @model_validator(mode="after")
     def _same_shape_as_its_start(self, info: ValidationInfo) -> Self:
         if self.start_from is not None and info.context != RECALLED:
-            saved = json.loads((Path(self.start_from) / "adapter_config.json").read_text())
-            if (saved["r"], saved["lora_alpha"]) != (self.rank, self.alpha):
+            rank, alpha = _saved_shape(Path(self.start_from) / "adapter_config.json")
+            if (rank, alpha) != (self.rank, self.alpha):
                 raise ValueError(
-                    f"start_from has rank {saved['r']} and alpha {saved['lora_alpha']}, but adapter.rank={self.rank} "
-                    f"and adapter.alpha={self.alpha}; give the same, an adapter cannot change its shape"
+                    f"start_from has rank {rank!r} and alpha {alpha!r}, but adapter.rank={self.rank} and "
+                    f"adapter.alpha={self.alpha}; give the same, an adapter cannot change its shape"
                 )
         return self
 

@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         record = pair.read(folder)
         settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError(f"{CONFIG_FILE} holds no settings")
         model = _model(options.base, record, settings)
     except (ValueError, TypeError, KeyError) as error:
         return _refuse(f"{folder} cannot be read: {error}")

@@ -224,3 +224,19 @@ def test_a_tower_adapter_can_be_merged_though_vllm_would_pass_it_over(tmp_path: 
 def test_every_module_of_the_shipped_adapter_is_served() -> None:
     text = (Path(__file__).parents[1] / "conf" / "adapter" / "lora.yaml").read_text()
     assert all(name in text for name in SERVED_MODULES)
+
+
+@pytest.mark.parametrize("change", [{"peft_type": None}, {"r": "16"}, {"peft_type": "IA3"}])
+def test_odd_settings_are_a_verdict_and_no_crash(change: dict[str, Any], adapter: Path, checked: Checked) -> None:
+    file = adapter / "adapter_config.json"
+    settings = json.loads(file.read_text()) | change
+    file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+    code, verdicts, _ = checked(adapter)
+    assert (code, verdicts["lands"]) == (1, "fails")
+
+
+def test_settings_that_are_none_are_refused(adapter: Path, checked: Checked) -> None:
+    (adapter / "adapter_config.json").write_text("[]")
+    code, _, told = checked(adapter)
+    assert code == 2
+    assert "adapter_config.json holds no settings" in told

@@ -238,3 +238,50 @@ def test_an_adapter_saved_without_some_of_its_tensors_is_an_error(
     with pytest.raises(RuntimeError, match=r"lora_A.weight \(1 lacking\)"):
         save_adapter(adapted, tmp_path, {})
     assert not (tmp_path / pair.PAIR_FILE).exists()
+
+
+@pytest.mark.parametrize("cut", [0, 64, 5000])
+def test_half_a_copy_of_an_adapter_is_refused_before_a_model_is_loaded(
+    cut: int, policy: Policy, tmp_path: Path
+) -> None:
+    adapter = saved(policy, tmp_path / "adapter")
+    weights = adapter / pair.WEIGHTS_FILE
+    weights.write_bytes(weights.read_bytes()[:cut])
+    assert f"{weights} cannot be read" in starting(adapter)[0]
+    weights.unlink()
+    assert "No such file" in starting(adapter)[0]
+
+
+def test_numbers_that_are_not_finite_are_not_trained_on(policy: Policy, tmp_path: Path) -> None:
+    adapter = saved(policy, tmp_path / "adapter")
+    tensors = load_file(adapter / pair.WEIGHTS_FILE)
+    name = min(tensors)
+    save_file(tensors | {name: tensors[name] * float("nan")}, adapter / pair.WEIGHTS_FILE)
+    with pytest.raises(ConfigError, match=f"{name} holds numbers that are not finite"):
+        load_policy(model(), lora(start_from=str(adapter)), device=CPU, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("[]", "is of no LoRA adapter"),
+        ("{", "is not JSON"),
+        ('{"peft_type": "IA3"}', "is of no LoRA adapter"),
+        ('{"peft_type": "LORA", "lora_alpha": 32}', "start_from has rank None and alpha 32"),
+        ('{"peft_type": "LORA", "r": "16", "lora_alpha": 32}', "start_from has rank '16' and alpha 32"),
+    ],
+)
+def test_settings_of_an_adapter_that_nobody_can_read_are_refused_by_name(
+    settings: str, told: str, policy: Policy, tmp_path: Path
+) -> None:
+    adapter = saved(policy, tmp_path / "adapter")
+    (adapter / "adapter_config.json").write_text(settings)
+    assert told in "\n".join(configs.faults({"adapter.start_from": str(adapter)}))
+
+
+def test_a_start_is_saved_with_its_whole_path_so_that_the_config_runs_from_anywhere(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(policy, tmp_path / "runs/adapter")
+    monkeypatch.chdir(tmp_path)
+    assert lora(start_from="runs").start_from == str(tmp_path / "runs/adapter")

@@ -204,3 +204,40 @@ def test_without_locks_on_the_file_system_the_holders_pid_decides(
     (tmp_path / lock.LOCK).write_text(json.dumps({"pid": 1, "host": "another-node"}))
     with lock.held(tmp_path):
         assert "process 1 on another-node had it last: make sure that it has ended" in caplog.text
+
+
+def test_a_run_of_an_older_version_goes_on_once_it_is_given_the_key_that_it_lacks(tmp_path: Path) -> None:
+    folder = stopped(tmp_path)
+    file = folder / "config.yaml"
+    file.write_text(file.read_text().replace("  keep_checkpoints: 2\n", "  gone_since: 1\n"))
+    told = "\n".join(refused(f"resume={folder}", cwd=tmp_path))
+    assert "runtime.keep_checkpoints: missing" in told
+    assert "give it: runtime.keep_checkpoints=VALUE" in told
+    assert "take it away: '~runtime.gone_since'" in told
+    words = (f"resume={folder}", "runtime.keep_checkpoints=3", "~runtime.gone_since")
+    assert refused(*words, cwd=tmp_path)[0].startswith("runtime.gone_since: was 1 when the run started, now null")
+    assert train(*words, "resume_accepts_changes=true", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_damaged_record_of_a_run_is_named_with_both_ways_on(content: str, tmp_path: Path) -> None:
+    folder = stopped(tmp_path)
+    (folder / "run.json").write_text(content)
+    (told,) = refused(f"resume={folder}", cwd=tmp_path)
+    assert told.startswith(f"resume: {folder / 'run.json'} is damaged")
+    (folder / "run.json").unlink()
+    assert train(f"resume={folder}", cwd=tmp_path).returncode == 0
+
+
+def test_a_sweep_is_not_resumed_as_a_run_and_the_right_word_is_told(tmp_path: Path) -> None:
+    assert train("-m", "runtime.seed=1,2", "hydra.sweep.dir=many", cwd=tmp_path).returncode == 0
+    (told,) = refused("resume=many", cwd=tmp_path)
+    assert told.endswith(
+        f"a sweep: the sweep's own command with hydra.sweep.dir={tmp_path / 'many'} runs what is missing"
+    )
+
+
+def test_a_folder_that_cannot_even_be_looked_up_is_a_fault_of_its_key(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (told,) = refused("resume=loop", cwd=tmp_path)
+    assert told.startswith("resume: 'loop' cannot be read: ")
