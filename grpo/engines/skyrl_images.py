@@ -96,7 +96,7 @@ class Images:
         return None
 
     def _process(self, image: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        made = self._processor(images=[image], return_tensors="pt")
+        made = self._processor(images=[image.copy()], return_tensors="pt")  # torch warns of read-only arrays
         return made["pixel_values"], made["image_grid_thw"]
 
     async def _ask(self, image: np.ndarray) -> Prepared:

@@ -11,11 +11,12 @@ import configs
 import numpy as np
 import pytest
 import torch
-from scripted_vllm import ScriptedClient, encode, generator, play
+from scripted_vllm import CHAT, ScriptedClient, encode, generator, play
 
 from grpo import rollout as local_rollout
 from grpo.config import RunConfig, build_env, build_rewards
 from grpo.conversation import Conversations, Reply, Sampling
+from grpo.engines.skyrl_generator import with_empty_images
 from grpo.policy import load_policy
 from grpo.reward import Mixture
 from grpo.tracking import rollout_row
@@ -95,3 +96,114 @@ def test_both_engines_make_the_same_transcripts_tokens_and_scores_of_the_same_re
         ids = output["prompt_token_ids"][index] + output["response_ids"][index]
         assert ids == their.trace.token_ids.tolist()
         assert output["rewards"][index] == score.total
+
+
+def test_an_image_is_prepared_once_and_sent_once_an_episode(renderer: Any) -> None:
+    run, env, mixture = parts()
+    client = ScriptedClient(script, renderer)
+    _, played = asyncio.run(play(generator(run, env, mixture, client), env.tasks("train", 1, seed=5), siblings=2))
+    assert client.rendered == 1  # the probe that vLLM prepares images as we do
+    sent = [each["mm_features"][0]["kwargs_data"]["image"] for each in client.requests]
+    assert all(data[:-1] == [None] * (len(data) - 1) and data[-1] is not None for data in sent)
+    assert max(map(len, sent)) == len(played[0][0].trace.images) > 2
+
+
+def test_images_that_vllm_has_forgotten_are_sent_again(renderer: Any) -> None:
+    class Forgetful(ScriptedClient):
+        async def generate(self, request: dict[str, Any], model: str | None = None) -> dict[str, Any]:
+            if None in request["mm_features"][0]["kwargs_data"]["image"]:
+                return {"response_ids": [[]], "response_logprobs": [None], "stop_reasons": ["error"]}
+            return await super().generate(request, model)
+
+    run, env, mixture = parts({"env.max_turns": 13})
+    client = Forgetful(script, renderer)
+    asyncio.run(play(generator(run, env, mixture, client), env.tasks("train", 1, seed=5), siblings=1))
+    assert len(client.requests) == 13
+    assert all(None not in each["mm_features"][0]["kwargs_data"]["image"] for each in client.requests)
+
+
+def test_a_vllm_that_answers_nothing_ends_the_run_with_the_episodes_name(renderer: Any) -> None:
+    class Silent(ScriptedClient):
+        async def generate(self, request: dict[str, Any], model: str | None = None) -> dict[str, Any]:
+            return {"response_ids": [[]], "response_logprobs": [None], "stop_reasons": ["abort"]}
+
+    run, env, mixture = parts()
+    with pytest.raises(RuntimeError, match=r"vLLM gave 0 tokens and 0 log-probabilities for 0_0 \(abort\)"):
+        asyncio.run(
+            play(generator(run, env, mixture, Silent(script, renderer)), env.tasks("train", 1, seed=5), siblings=1)
+        )
+
+
+def test_every_sample_keeps_the_images_of_all_its_turns(renderer: Any) -> None:
+    run, env, mixture = parts()
+    tasks = env.tasks("train", 2, seed=5)
+    output, played = asyncio.run(
+        play(generator(run, env, mixture, ScriptedClient(script, renderer)), tasks, siblings=4)
+    )
+    for index, (rollout, _) in enumerate(played):
+        images = len(rollout.trace.images)
+        assert output["image_grid_thw"][index].tolist() == [[1, 8, 8]] * images
+        assert output["pixel_values"][index].shape[0] == 64 * images
+        placeholders = int((rollout.trace.token_ids == CHAT.image_token).sum())
+        assert placeholders * 4 == 64 * images
+    assert len({rollout.trace.images[0].tobytes() for rollout, _ in played[:4]}) == 1
+    assert len({rollout.trace.images[0].tobytes() for rollout, _ in played}) == 2
+
+
+def test_samples_without_images_may_stand_beside_others() -> None:
+    output: Any = {"pixel_values": [None, torch.ones(4, 6)], "image_grid_thw": [None, torch.ones(1, 3)]}
+    filled = with_empty_images(output)
+    assert [tuple(each.shape) for each in filled["pixel_values"]] == [(0, 6), (4, 6)]
+    assert [tuple(each.shape) for each in filled["image_grid_thw"]] == [(0, 3), (1, 3)]
+    assert with_empty_images({"pixel_values": None}) == {"pixel_values": None}  # pyright: ignore[reportArgumentType]
+
+
+def test_an_evaluation_pays_for_solved_and_for_nothing_else(renderer: Any) -> None:
+    run, env, mixture = parts({"reward": "maze_shaped"})
+    (task,) = env.tasks("train", 1, seed=5)
+    episode, way = env.episode(task), []
+    while (step := episode.expert()) is not None:
+        way.append(step)
+        if episode.act(step).done:
+            break
+
+    def solves_if_it_is_the_first(sample: int, turn: int) -> str:
+        return f"{way[turn] if sample == 0 else '<action>stop</action>'}{END}"
+
+    made = generator(run, env, mixture, ScriptedClient(solves_if_it_is_the_first, renderer))
+    output, played = asyncio.run(play(made, [task], siblings=2, evaluation=True))
+    assert output["rewards"] == [1.0, 0.0]
+    assert [score.total for _, score in played] == [1.0, 0.2]
+
+
+def test_an_episode_whose_env_raised_is_masked_and_the_others_go_on(renderer: Any, monkeypatch: Any) -> None:
+    run, env, mixture = parts()
+    act = type(env.episode(env.tasks("train", 1, seed=5)[0])).act
+
+    def breaks(self: Any, reply: str) -> Any:
+        if "no idea" in reply:
+            raise OSError("the simulator is gone")
+        return act(self, reply)
+
+    monkeypatch.setattr(type(env.episode(env.tasks("train", 1, seed=5)[0])), "act", breaks)
+    made = generator(run, env, mixture, ScriptedClient(script, renderer))
+    output, played = asyncio.run(play(made, env.tasks("train", 1, seed=5), siblings=4))
+    assert [rollout.transcript.stop for rollout, _ in played] == ["error", "error", "error", "finished"]
+    assert [any(mask) for mask in output["loss_masks"]] == [False, False, False, True]
+
+
+def test_a_first_observation_that_does_not_fit_is_refused_with_the_number_that_does(renderer: Any) -> None:
+    run, env, mixture = parts({"algorithm.max_prompt_tokens": 20})
+    made = generator(run, env, mixture, ScriptedClient(script, renderer))
+    with pytest.raises(ValueError, match=r"algorithm.max_prompt_tokens=20 is less .* use \d+ or more"):
+        asyncio.run(play(made, env.tasks("train", 1, seed=5), siblings=1))
+
+
+def test_what_an_untrained_model_must_not_say_is_forbidden_at_vllm_too(renderer: Any) -> None:
+    run, env, mixture = parts()
+    client = ScriptedClient(script, renderer)
+    asyncio.run(play(generator(run, env, mixture, client), env.tasks("train", 1, seed=5), siblings=1))
+    bias = client.requests[0]["sampling_params"]["logit_bias"]
+    assert bias[str(CHAT.image_token)] == -100.0
+    assert str(CHAT.end_token) not in bias
+    assert client.requests[0]["model"] == "adapter"
