@@ -45,6 +45,19 @@ def held(folder: Path) -> Iterator[None]:
             (folder / LOCK).unlink(missing_ok=True)
 
 
+def holder(folder: Path) -> int | None:
+    """The pid of the process that is at work in the run folder on this host; None if there is none, or no telling."""
+    try:
+        with (folder / LOCK).open("r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = _holder((folder / LOCK).read_text(encoding="utf-8"))
+        return found["pid"] if found.get("host") == socket.gethostname() else None
+    except OSError:
+        return None
+    return None
+
+
 def _locked(folder: Path) -> TextIO:
     """The lock file, open, locked, and holding this process's name."""
     while True:

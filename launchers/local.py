@@ -10,9 +10,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from grpo import lock
 from launchers import trial
 from launchers.cluster import Attempt, Cluster, Policy, Status
 
@@ -49,20 +51,28 @@ class LocalProcesses(Cluster):
     def status(self, attempt: Attempt) -> Status:
         process = self._processes.get(attempt.id)
         if process is None:
-            return Status(phase="lost", code=None, note="the process that started it is gone")
+            # A trial outlives a sweep that was killed; a second process in its folder would spoil both.
+            pid = lock.holder(attempt.here)
+            told = (
+                "the process that started it is gone" if pid is None else f"process {pid}, of a sweep that was killed"
+            )
+            return Status(phase="lost" if pid is None else "running", code=None, note=told)
         code = process.poll()
         return Status(phase="running" if code is None else "ended", code=code, note="")
 
     def stop(self, attempt: Attempt) -> None:
         process = self._processes.get(attempt.id)
-        if process is None:  # of a launcher that is gone
+        pid = lock.holder(attempt.here) if process is None else process.pid
+        if pid is None:
             return
         for number in (signal.SIGINT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=STOP_SECONDS)
-                return
+                os.killpg(pid, number)
+            deadline = time.monotonic() + STOP_SECONDS
+            while time.monotonic() < deadline:
+                if self.status(attempt).phase != "running":
+                    return
+                time.sleep(0.1)
 
     def collect(self, attempt: Attempt) -> None:
         self._processes.pop(attempt.id, None)

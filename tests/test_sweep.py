@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import signal
@@ -18,6 +19,7 @@ from test_cli import train
 
 from grpo.config import ConfigError
 from launchers import local, record, sweep, table, trial
+from launchers.cluster import Attempt
 from launchers.local import LocalProcesses
 from launchers.record import Job, TrialRecord
 
@@ -200,3 +202,51 @@ def test_an_interrupt_stops_the_running_trial_and_records_it(tmp_path: Path) -> 
     assert process.returncode == 1
     assert "trial 0 interrupted; the same command with hydra.sweep.dir=" in told
     assert [record.state for record in record.read(sweep_folder(tmp_path))] == ["interrupted", "waiting"]
+
+
+ORPHAN = """
+import json, pathlib, sys, time
+from grpo import lock
+folder = pathlib.Path(sys.argv[1])
+with lock.held(folder):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+    folder.joinpath("result.json").write_text(json.dumps({"objective": 0.5}))
+"""
+
+
+def orphan(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    """A trial at work whose sweep was killed."""
+    folder.mkdir(parents=True)
+    words = [sys.executable, "-c", ORPHAN, str(folder), str(seconds)]
+    process = subprocess.Popen(words, cwd=configs.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def running(sweep: Path, seed: int) -> record.TrialRecord:
+    records: list[TrialRecord] = []
+    record.place(job(seed, 0), records)
+    found = dataclasses.replace(records[0], state="running", attempts=1, started=time.time())
+    record.write(sweep, [found])
+    return found
+
+
+def test_a_trial_that_outlived_its_killed_sweep_is_waited_for_and_not_started_twice(tmp_path: Path) -> None:
+    process = orphan(tmp_path / "0", 3)
+    running(tmp_path, 1)
+    (found,), _ = launch(tmp_path, 1)
+    assert (found.state, found.objective, found.attempts) == ("finished", 0.5, 1)
+    assert not (tmp_path / "0/starts").exists()
+    assert process.wait(timeout=20) == 0
+
+
+def test_a_trial_that_outlived_its_killed_sweep_can_be_stopped(tmp_path: Path) -> None:
+    process = orphan(tmp_path / "0", 60)
+    known, cluster = running(tmp_path, 1), LocalProcesses(quick)
+    attempt = Attempt(sweep=tmp_path, folder="0", number=1, fingerprint=known.fingerprint, run=job(1, 0).run)
+    assert cluster.status(attempt).phase == "running"
+    cluster.stop(attempt)
+    assert cluster.status(attempt).phase == "lost"
+    assert process.wait(timeout=20) != 0
