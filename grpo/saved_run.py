@@ -1,16 +1,19 @@
 """A run folder read back, in a notebook or a script: `grpo.load_run(folder)`. No Hydra state, no torch.
 
-A run that goes on, crashed, or was made by an older version loads too, with what is there. Only the typed config is
-read when it is asked for: one that this version no longer takes must not hide the numbers.
+A run that goes on, crashed, or was made by an older version loads too, with what is there and can be read. Only the
+typed config is read when it is asked for: one that this version no longer takes must not hide the numbers.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from grpo import config
 from grpo.schema import RunConfig
@@ -19,6 +22,8 @@ from grpo.tracking import METRICS_FILE, ROLLOUTS_FILE, read_lines
 
 if TYPE_CHECKING:
     import pandas
+
+log = logging.getLogger(__name__)
 
 ADAPTER_FILE = "adapter_config.json"
 
@@ -57,7 +62,7 @@ def load_run(folder: str | Path) -> SavedRun:
     metrics = pandas.DataFrame(list(steps.values()), columns=None if steps else ["step"]).set_index("step")
     return SavedRun(
         folder=folder,
-        settings=config.saved(folder) if (folder / "config.yaml").is_file() else {},
+        settings=_settings(folder),
         metrics=metrics,
         rollouts=[_with_paths(record, folder) for record in _lines(folder / ROLLOUTS_FILE)],
         made_from=_json(folder / "run.json") or {},
@@ -71,8 +76,20 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     return list(read_lines(file)) if file.is_file() else []
 
 
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        return config.saved(folder) if (folder / "config.yaml").is_file() else {}
+    except (ValueError, yaml.YAMLError) as error:
+        log.warning("%s is damaged and passed over: %s", folder / "config.yaml", error)
+        return {}
+
+
 def _json(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError as error:
+        log.warning("%s is damaged and passed over: %s", file, error)
+        return None
 
 
 def _with_paths(record: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import configs
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -168,6 +168,7 @@ def test_a_saved_config_loads_back_equal_and_reads_alike_everywhere(tmp_path: Pa
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.one_of(st.text(min_size=1), st.from_regex(r"[-+.0-9eE_xo:~${}\\'\"#&*! a]{1,12}", fullmatch=True)))
 def test_any_text_stays_text_on_its_way_through_a_file(text: str, tmp_path: Path) -> None:
+    assume(text.strip().lower() not in ("", "none"))  # refused for a revision
     run = configs.run({"model.name_or_path": text, "model.revision": text})
     (tmp_path / "config.yaml").write_text(config.to_yaml(run), encoding="utf-8")
     assert config.load(tmp_path).model == run.model

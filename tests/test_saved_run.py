@@ -122,3 +122,16 @@ def test_importing_grpo_loads_nothing_and_loading_a_run_needs_no_hydra_state(who
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=configs.ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["12", "13"]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "summary.json", "result.json"])
+@pytest.mark.parametrize("content", [b"", b"a: [", b"{", b"\xff\x00"])
+def test_a_damaged_record_hides_no_numbers(
+    name: str, content: bytes, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = grpo.load_run(folder)
+    (folder / name).write_bytes(content)
+    after = grpo.load_run(folder)
+    assert after.metrics.equals(before.metrics)
+    assert after.rollouts == before.rollouts
+    assert f"{folder / name} is damaged" in caplog.text or (name, content) == ("config.yaml", b"")
