@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,15 +25,6 @@ from grpo.reward import Mixture
 from grpo.types import Observation, Score, Task, Transcript
 
 
-@dataclass(frozen=True, kw_only=True)
-class Played:
-    """A finished episode."""
-
-    transcript: Transcript
-    score: Score
-    final_text: str | None
-
-
 class SkyrlEnv(BaseTextEnv):
     """Plays one task once; `extras` is what `row` made of it."""
 
@@ -45,8 +35,6 @@ class SkyrlEnv(BaseTextEnv):
         self._evaluation: bool = extras["evaluation"]
         self._max_turns = env.max_turns
         self._play: Play = begin(env, task_of(extras["task"]), extras["sample"])
-        self.played: Played | None = None
-        """Set once the episode has ended."""
 
     @property
     def observation(self) -> Observation:
@@ -58,37 +46,33 @@ class SkyrlEnv(BaseTextEnv):
         return [*earlier, message(self.observation)], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """For SkyRL's own generators, which tell no number of tokens; ours calls `take`."""
-        reward = self.take(action, completion_tokens=0)
-        if reward is None:
+        """For SkyRL's own generators: they tell no number of tokens, and each episode is scored by itself."""
+        if not self.take(action, completion_tokens=0):
             return BaseTextEnvStepOutput(observations=[message(self.observation)], reward=0.0, done=False, metadata={})
+        transcript, _ = self.finish()
+        score = self._mixture(transcript, where=f"task {transcript.task.id}, sample {self._play.sample}")
+        reward = pays(transcript, score, evaluation=self._evaluation)
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
 
-    def take(self, action: str, completion_tokens: int) -> float | None:
+    def take(self, action: str, completion_tokens: int) -> bool:
         """Act on a reply as the model wrote it, end marker included; without the marker it was cut.
 
-        Returns what the episode pays, or None if it goes on with another observation.
+        Whether that ended the episode; else there is another observation.
         """
         text = action.removesuffix(self._end_marker)
         truncated = text == action
         shown = self._play.take(
             text, completion_tokens=completion_tokens, truncated=truncated, max_turns=self._max_turns
         )
-        return self.end() if shown is None else None
+        return shown is None
 
-    def end(self) -> float:
-        """Score the episode and return what it pays; also where the next observation does not fit the context."""
-        transcript, final_text = self._play.finish()
-        where = f"task {transcript.task.id}, sample {self._play.sample}"
-        self.played = Played(transcript=transcript, score=self._mixture(transcript, where=where), final_text=final_text)
-        return float(transcript.solved) if self._evaluation else self.played.score.total
+    def finish(self) -> tuple[Transcript, str | None]:
+        """Transcript and last drawing; once, also where the next observation does not fit the context."""
+        return self._play.finish()
 
-    def get_metrics(self) -> dict[str, Any]:
-        """SkyRL averages these over its batch; ours (`grpo.metrics`) are worked out from `played`."""
-        if self.played is None:
-            return {}
-        terms = {f"reward_{name}": value for name, value in self.played.score.terms.items() if value is not None}
-        return {"solved": float(self.played.transcript.solved), "turns": len(self.played.transcript.turns), **terms}
+
+def pays(transcript: Transcript, score: Score, *, evaluation: bool) -> float:
+    return float(transcript.solved) if evaluation else score.total
 
 
 def register(env: Env, mixture: Mixture, end_marker: str) -> None:

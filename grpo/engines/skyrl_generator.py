@@ -22,7 +22,7 @@ from skyrl.train.generators.skyrl_gym_generator import TrajectoryOutput
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
 
 from grpo.chat import ChatRenderer
-from grpo.engines.skyrl_env import SkyrlEnv, register
+from grpo.engines.skyrl_env import SkyrlEnv, pays, register
 from grpo.engines.skyrl_images import Images, Prepared
 from grpo.interfaces import Env
 from grpo.reward import Mixture
@@ -80,6 +80,7 @@ class Generator(SkyRLVLMGymGenerator):
         super().__init__(tokenizer=tokenizer, **theirs)
         self.chat = ChatRenderer(tokenizer, model)
         self.played: list[tuple[Rollout, Score]] = []
+        self._mixture = mixture
         # What the local engine masks out: an untrained policy does emit <|image_pad|>, and could not be trained on it.
         banned = [token for token in tokenizer.all_special_ids if token != self.chat.end_token]
         self._always = {"min_tokens": 0, "logit_bias": {str(token): NEVER for token in banned}}
@@ -88,7 +89,15 @@ class Generator(SkyRLVLMGymGenerator):
 
     async def generate(self, input_batch: GeneratorInput, disable_tqdm: bool = False) -> GeneratorOutput:
         output = await super().generate(input_batch, disable_tqdm)
-        self.played = [extras.pop("played") for extras in input_batch["env_extras"]]
+        given = input_batch["env_extras"]
+        rollouts: list[Rollout] = [extras.pop("played") for extras in given]
+        # All together, so that terms are measured side by side and one that fails on every rollout is found out.
+        scores = self._mixture.judge([(each.transcript, _name(each)) for each in rollouts])
+        self.played = list(zip(rollouts, scores, strict=True))
+        output["rewards"] = [
+            pays(rollout.transcript, score, evaluation=extras["evaluation"])
+            for (rollout, score), extras in zip(self.played, given, strict=True)
+        ]
         return with_empty_images(output)
 
     async def agent_loop(
@@ -109,7 +118,7 @@ class Generator(SkyRLVLMGymGenerator):
         env: Any = skyrl_gym.make(env_class, env_config={}, extras={**env_extras, "sample": sample})
         tokens, observation = _Tokens(), env.observation
         images = await self._images.prepare(observation.images)
-        first = self.chat.first_turn(observation.text, _grids(images))
+        first = self.chat.first_turn(observation.text, _grids(images), observation.before)
         if len(first) > max_input_length:
             raise ValueError(
                 f"algorithm.max_prompt_tokens={max_input_length} is less than a first observation needs with its "
@@ -117,26 +126,25 @@ class Generator(SkyRLVLMGymGenerator):
             )
         tokens.show(first, images, observation)
         session = f"{trajectory_id.instance_id}_{sample}"
-        reward = await self._turns(env, tokens, max_input_length, sampling_params | self._always, session)
-        assert env.played is not None
-        transcript = env.played.transcript
+        await self._turns(env, tokens, max_input_length, sampling_params | self._always, session)
+        transcript, final_text = env.finish()
         trace = TokenTrace(
             token_ids=np.array(tokens.ids, dtype=np.int64),
             action_mask=np.array(tokens.mask, dtype=bool),
             logprobs=np.array(tokens.logprobs, dtype=np.float32),
             images=tuple(tokens.shown),
         )
-        rollout = Rollout(transcript=transcript, sample=sample, trace=trace, final_text=env.played.final_text, drift=0)
-        env_extras["played"] = (rollout, env.played.score)
+        rollout = Rollout(transcript=transcript, sample=sample, trace=trace, final_text=final_text, drift=0)
+        env_extras["played"] = rollout
         errored = transcript.stop == "error"
         return TrajectoryOutput(
             prompt_ids=first,
             response_ids=tokens.ids[len(first) :],
             loss_mask=[0 if errored else m for m in tokens.mask[len(first) :]],
             rollout_logprobs=tokens.logprobs[len(first) :],
-            reward=reward,
+            reward=0.0,  # until the whole batch is scored
             stop_reason="length" if transcript.truncated else "stop",
-            env_metrics=env.get_metrics(),
+            env_metrics={},
             pixel_values=torch.cat([image.pixel_values for image in tokens.images]) if tokens.images else None,
             image_grid_thw=torch.cat([image.grid_thw for image in tokens.images]) if tokens.images else None,
             e2e_time=time.monotonic() - start,
@@ -144,22 +152,21 @@ class Generator(SkyRLVLMGymGenerator):
 
     async def _turns(
         self, env: SkyrlEnv, tokens: _Tokens, max_input_length: int, sampling: Mapping[str, Any], session: str
-    ) -> float:
-        """Play to the end; returns what the episode pays."""
+    ) -> None:
+        """Play to the end."""
         while True:
             ids, logprobs = await self._sample(tokens, sampling, session)
             tokens.extend(ids, logprobs)
             text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            reward = env.take(text, len(ids))
-            if reward is not None:
-                return reward
+            if env.take(text, len(ids)):
+                return
             observation = env.observation
             images = await self._images.prepare(observation.images)
             # A reply that was cut has no end marker; the template's next turn wants one.
             block = [] if ids[-1] == self.chat.end_token else [self.chat.end_token]
             block += self.chat.next_turn(observation.text, _grids(images))
             if len(tokens.ids) + len(block) > max_input_length:
-                return env.end()
+                return
             tokens.show(block, images, observation)
 
     async def _sample(
@@ -210,3 +217,7 @@ def with_empty_images(output: GeneratorOutput) -> GeneratorOutput:
 def _grids(images: Sequence[Prepared]) -> tuple[tuple[int, int], ...]:
     """For `ChatRenderer`, which counts tokens only."""
     return tuple((1, image.tokens) for image in images)
+
+
+def _name(rollout: Rollout) -> str:
+    return f"task {rollout.transcript.task.id}, sample {rollout.sample}"

@@ -24,6 +24,7 @@ from grpo.engines.gpu_use import GpuUse
 from grpo.engines.local import OBJECTIVE
 from grpo.engines.skyrl_settings import settings
 from grpo.evaluation import Evaluation
+from grpo.faults import ConfigError
 from grpo.layout import Layout, layout
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ def train(
     not there, and ConfigError if SkyRL refuses the settings.
     """
     run, folder = given.run, given.folder
+    if lacking := skyrl.not_installed():
+        raise ConfigError(lacking)  # on a cluster's node nobody has looked yet
     gpus = layout(run.engine, run.cluster)
     sync = folder / "lora_sync" if gpus.all_nodes > 1 else Path(tempfile.mkdtemp(prefix="lora_sync_"))
     config = settings(skyrl.overrides(run) | _paths(folder, sync, newest))

@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import configs
 import numpy as np
 import pytest
+import skyrl_gym
 import torch
 from scripted_vllm import CHAT, ScriptedClient, encode, generator, play
 
 from grpo import rollout as local_rollout
 from grpo.config import RunConfig, build_env, build_rewards
 from grpo.conversation import Conversations, Reply, Sampling
+from grpo.engines import skyrl
+from grpo.engines.skyrl_env import register, row
 from grpo.engines.skyrl_generator import with_empty_images
+from grpo.interfaces import Env
 from grpo.policy import load_policy
 from grpo.reward import Mixture
 from grpo.tracking import rollout_row
-from grpo.types import Rollout, Score, Task
+from grpo.types import Message, Rollout, Score, Task
 
 MOVES = ("left", "right", "up", "down")
 END = "<|im_end|>"
@@ -207,3 +212,56 @@ def test_what_an_untrained_model_must_not_say_is_forbidden_at_vllm_too(renderer:
     assert bias[str(CHAT.image_token)] == -100.0
     assert str(CHAT.end_token) not in bias
     assert client.requests[0]["model"] == "adapter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instructed(Env):
+    """A maze whose first observation has instructions before it."""
+
+    maze: Env
+    max_turns: int
+
+    def tasks(self, split: Any, count: int, seed: int) -> Sequence[Task]:
+        return self.maze.tasks(split, count, seed)
+
+    def min_turns(self, task: Task) -> int | None:
+        return None
+
+    def episode(self, task: Task) -> Any:
+        episode = self.maze.episode(task)
+        observe = episode.observe
+        first = replace(observe(), before=(Message(role="system", text="Mind the <|im_start|> walls."),))
+        seen: list[Any] = []
+
+        def shown() -> Any:
+            seen.append(first if not seen else observe())
+            return seen[-1]
+
+        object.__setattr__(episode, "observe", shown)
+        return episode
+
+
+def test_instructions_before_the_first_turn_reach_both_engines(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, maze, mixture = parts()
+    env = Instructed(maze=maze, max_turns=maze.max_turns)
+    tasks = env.tasks("train", 1, seed=5)
+    made = generator(run, env, mixture, ScriptedClient(script, renderer))
+    _, theirs = asyncio.run(play(made, tasks, siblings=4))
+    ours = locally(run, env, mixture, tasks, monkeypatch)
+    assert CHAT.decode(theirs[0][0].trace.token_ids.tolist()).startswith(
+        "<|im_start|>system\nMind the < |im_start|> walls."
+    )
+    assert [each.trace.token_ids.tolist() for each, _ in theirs] == [each.trace.token_ids.tolist() for each, _ in ours]
+
+
+def test_skyrls_own_generator_can_play_the_env_too() -> None:
+    _, env, mixture = parts()
+    (task,) = env.tasks("train", 1, seed=5)
+    register(env, mixture, END)
+    played = skyrl_gym.make(skyrl.ENV_CLASS, env_config={}, extras=row(task, 0, evaluation=False))
+    (opening,), _ = played.init([])
+    assert [part["type"] for part in opening["content"]] == ["text", "image_url"]
+    going_on = played.step(f"<action>up</action>{END}")
+    assert (going_on["done"], going_on["reward"], len(going_on["observations"])) == (False, 0.0, 1)
+    ended = played.step(f"<action>stop</action>{END}")
+    assert (ended["done"], ended["reward"], ended["observations"]) == (True, 0.0, [])
