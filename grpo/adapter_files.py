@@ -47,7 +47,7 @@ def check(name: str, faults: list[str], fine: str, *, serving: bool = False) -> 
 def file_checks(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], *, tower_lora: bool) -> Iterator[Check]:
     """Of adapter_config.json and adapter_model.safetensors; `tower_lora`: the server adapts the vision tower too."""
     modules = sorted({match["module"] for name in tensors if (match := TENSOR_NAME.fullmatch(name))})
-    sides = f"{len(tensors)} tensors on {len(modules)} modules, every one finite, lora_B not zero"
+    sides = f"{len(tensors)} tensors on {len(modules)} modules, every one finite, none all zero"
     yield check("tensors", list(_tensor_faults(tensors, modules)), sides)
     rank = settings.get("r")
     served = served_rank(rank) if isinstance(rank, int) else None
@@ -72,6 +72,9 @@ def _tensor_faults(tensors: Mapping[str, Tensor], modules: list[str]) -> Iterato
     if not tensors:
         yield "the file holds no tensors: nothing was saved"
         return
+    effects = [tensor for name, tensor in tensors.items() if name.endswith("lora_B.weight")]
+    # peft starts every lora_B at zero: one sentence then, not one a module.
+    untrained = bool(effects) and not any(bool(tensor.any()) for tensor in effects)
     for name, tensor in tensors.items():
         if not TENSOR_NAME.fullmatch(name):
             yield f"{name} is no LoRA matrix"
@@ -79,12 +82,13 @@ def _tensor_faults(tensors: Mapping[str, Tensor], modules: list[str]) -> Iterato
             yield f"{name} is empty"
         elif not bool(torch.isfinite(tensor).all()):
             yield f"{name} holds numbers that are not finite"
+        elif not bool(tensor.any()) and not untrained:
+            yield f"{name} is all zero: its module was not trained and changes nothing"
     for module in modules:
         for side, other in (("A", "B"), ("B", "A")):
             if f"base_model.model.{module}.lora_{side}.weight" not in tensors:
                 yield f"{module} has lora_{other} but no lora_{side}"
-    effects = [tensor for name, tensor in tensors.items() if name.endswith("lora_B.weight")]
-    if effects and not any(bool(tensor.any()) for tensor in effects):
+    if untrained:
         yield "every lora_B is zero: the adapter was never trained and changes nothing"
 
 

@@ -140,6 +140,11 @@ def test_files_of_plain_lora_on_the_language_model_are_sound() -> None:
         ({key: value for key, value in tensors().items() if "lora_A" in key}, "lora_A but no lora_B"),
         (tensors() | {"base_model.model.lm_head.weight": torch.ones(2, 2)}, "is no LoRA matrix"),
         (tensors(B=torch.zeros(8, 4)), "every lora_B is zero"),
+        (tensors(A=torch.zeros(4, 8)), "lora_A.weight is all zero"),
+        (
+            tensors() | tensors(MODULE.replace("q_proj", "k_proj"), B=torch.zeros(8, 4)),
+            "k_proj.lora_B.weight is all zero",
+        ),
     ],
 )
 def test_unsound_tensors_are_named(found: dict[str, torch.Tensor], told: str) -> None:

@@ -138,9 +138,9 @@ def test_a_dry_sweep_lists_its_trials(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_says_what_would_be_refused(tmp_path: Path) -> None:
-    done = train("experiment=maze_hyperpod", "cluster.image=x", "dry_run=true", cwd=tmp_path)
+    done = train("engine=skyrl", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0
-    assert "would be refused: cluster.name: cluster=hyperpod" in done.stdout
+    assert "would be refused: engine.name: engine=skyrl needs SkyRL" in done.stdout
 
 
 def test_cfg_shows_the_composed_config(tmp_path: Path) -> None:
