@@ -75,21 +75,28 @@ def _tensor_faults(tensors: Mapping[str, Tensor], modules: list[str]) -> Iterato
     effects = [tensor for name, tensor in tensors.items() if name.endswith("lora_B.weight")]
     # peft starts every lora_B at zero: one sentence then, not one a module.
     untrained = bool(effects) and not any(bool(tensor.any()) for tensor in effects)
+    if untrained:
+        yield "every lora_B is zero: the adapter was never trained and changes nothing"
     for name, tensor in tensors.items():
-        if not TENSOR_NAME.fullmatch(name):
-            yield f"{name} is no LoRA matrix"
-        elif tensor.numel() == 0:
-            yield f"{name} is empty"
-        elif not bool(torch.isfinite(tensor).all()):
-            yield f"{name} holds numbers that are not finite"
-        elif not bool(tensor.any()) and not untrained:
-            yield f"{name} is all zero: its module was not trained and changes nothing"
+        fault = _tensor_fault(name, tensor, zero_is_told=untrained)
+        if fault is not None:
+            yield f"{name} {fault}"
     for module in modules:
         for side, other in (("A", "B"), ("B", "A")):
             if f"base_model.model.{module}.lora_{side}.weight" not in tensors:
                 yield f"{module} has lora_{other} but no lora_{side}"
-    if untrained:
-        yield "every lora_B is zero: the adapter was never trained and changes nothing"
+
+
+def _tensor_fault(name: str, tensor: Tensor, *, zero_is_told: bool) -> str | None:
+    if not TENSOR_NAME.fullmatch(name):
+        return "is no LoRA matrix"
+    if tensor.numel() == 0:
+        return "is empty"
+    if not bool(torch.isfinite(tensor).all()):
+        return "holds numbers that are not finite"
+    if not zero_is_told and not bool(tensor.any()):
+        return "is all zero: its module was not trained and changes nothing"
+    return None
 
 
 def _module_faults(modules: list[str], tower_lora: bool) -> Iterator[str]:
