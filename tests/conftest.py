@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ TINY = Path(__file__).resolve().parent.parent / "models" / "tiny_qwen3_vl"
 def one_thread() -> None:
     """Sums in one order, and no two test processes that fight for the cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_arrive() -> None:
+    """In the processes that tests start, too: a shell that runs the tests in the background has them ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def lora(**changes: Any) -> LoraAdapter:
