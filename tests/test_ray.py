@@ -194,7 +194,7 @@ def test_one_run_is_a_sweep_of_one_and_trains_on_the_cluster(ray_head: Head, tmp
 def test_a_launcher_that_lets_go_leaves_the_trial_running_and_attach_brings_it_home(
     ray_head: Head, tmp_path: Path
 ) -> None:
-    words = command(ray_head, tmp_path, "runtime.steps=6")
+    words = command(ray_head, tmp_path, "runtime.steps=40")
     launcher = subprocess.Popen(
         words, env=ray_head.environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
