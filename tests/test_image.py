@@ -68,9 +68,13 @@ def test_a_push_writes_the_digest_down(tmp_path: Path) -> None:
     aws = tmp_path / "aws"
     answers = f"*identity*) echo 123456789012 ;; *describe-images*) echo {DIGEST} ;; *) echo secret-password ;;"
     aws.write_text(f'#!/bin/sh\ncase "$*" in {answers} esac\n')
-    aws.chmod(0o755)
+    docker = tmp_path / "docker"
+    # A login that left the password unread would end the program that writes it with SIGPIPE.
+    docker.write_text('#!/bin/sh\ncase "$*" in *--password-stdin*) cat >/dev/null ;; esac\necho "$@"\n')
+    for program in (aws, docker):
+        program.chmod(0o755)
     words = ["--tag", "hydra-grpo:1", "--repository", "hydra-grpo", "--region", "us-west-2"]
-    done = run(folder, "push.sh", *words, AWS=str(aws), DOCKER="echo")
+    done = run(folder, "push.sh", *words, AWS=str(aws), DOCKER=str(docker))
     address = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/hydra-grpo@{DIGEST}"
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == address
