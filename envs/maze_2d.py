@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from envs.drawing import distinct
 from grpo.interfaces import Env, Episode
 from grpo.types import Observation, Outcome, Split, Task
 
@@ -90,25 +91,15 @@ class Maze2D(Env):
             raise ValueError(f"random_rooms={self.random_rooms} is a share; use 0 to 1")
 
     def tasks(self, split: Split, count: int, seed: int) -> Sequence[Task]:
+        return distinct(self._draws(split, seed), count)
+
+    def _draws(self, split: Split, seed: int) -> Iterator[Task]:
         rng = Random(f"{split}/{seed}")
-        tasks: dict[str, Task] = {}
-        repeats: list[Task] = []
-        # A small split may hold fewer than `count` different tasks; after this many misses in a row, repeat some.
-        misses_left = 200 + 20 * count
-        while len(tasks) + len(repeats) < count:
+        while True:
             task_seed = rng.getrandbits(48)
             maze = self._maze(task_seed)
-            if maze.split != split:
-                continue
-            task_id = f"maze_2d_{self.size}/{maze.name}"
-            task = Task(id=task_id, split=split, seed=task_seed, data={})
-            if task_id not in tasks:
-                tasks[task_id] = task
-            elif misses_left > 0:
-                misses_left -= 1
-            else:
-                repeats.append(task)
-        return (*tasks.values(), *repeats)
+            if maze.split == split:
+                yield Task(id=f"maze_2d_{self.size}/{maze.name}", split=split, seed=task_seed, data={})
 
     def episode(self, task: Task) -> MazeEpisode:
         return MazeEpisode(self._maze(task.seed), self.cell_pixels, self.aligned, self._first_text)

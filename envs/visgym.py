@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.drawing import distinct
 from grpo.interfaces import Env, Episode
 from grpo.types import Observation, Outcome, Split, Task
 
@@ -53,25 +54,15 @@ class VisGym(Env):
 
     def tasks(self, split: Split, count: int, seed: int) -> Sequence[Task]:
         """Raises NotImplementedError where VisGym, or what this env needs besides, is not installed."""
+        return distinct(self._draws(split, seed), count)
+
+    def _draws(self, split: Split, seed: int) -> Iterator[Task]:
         rng = random.Random(f"{split}/{seed}")
-        tasks: dict[str, Task] = {}
-        repeats: list[Task] = []
-        # A data set of few pictures may hold fewer than `count`; after this many misses in a row, repeat some.
-        misses_left = 200 + 20 * count
-        while len(tasks) + len(repeats) < count:
+        while True:
             task_seed = rng.getrandbits(31)
             shown = _shown(self.env_id, task_seed)
-            if _split(shown) != split:
-                continue
-            task_id = f"visgym/{self.env_id}/{shown.hex()}"
-            task = Task(id=task_id, split=split, seed=task_seed, data={})
-            if task_id not in tasks:
-                tasks[task_id] = task
-            elif misses_left > 0:
-                misses_left -= 1
-            else:
-                repeats.append(task)
-        return (*tasks.values(), *repeats)
+            if _split(shown) == split:
+                yield Task(id=f"visgym/{self.env_id}/{shown.hex()}", split=split, seed=task_seed, data={})
 
     def episode(self, task: Task) -> Episode:
         return VisGymEpisode(self.env_id, task.seed, self.feedback)
