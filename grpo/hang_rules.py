@@ -11,7 +11,8 @@ import math
 import os
 from typing import Any
 
-from grpo.schema import KubeRayCluster, RunConfig
+from grpo.cluster_schema import KubeRayCluster
+from grpo.schema import RunConfig
 
 HOST = "HYPERPOD_JMA_HOST"
 """Set on the pods, to the node's address; unset elsewhere."""

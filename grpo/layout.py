@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grpo import schema
+from grpo.cluster_schema import AnyCluster, LocalCluster
 from grpo.faults import ConfigError, Fault
 
 
@@ -32,12 +33,12 @@ class Layout:
 
 def layout(
     engine: schema.LocalEngine | schema.SkyrlEngine,
-    cluster: schema.AnyCluster,
+    cluster: AnyCluster,
 ) -> Layout:
     """Raises ConfigError if the engines do not fit the cluster's GPUs."""
     if isinstance(engine, schema.LocalEngine):
         return Layout(nodes=1, gpus_per_node=1, engines=0, all_nodes=1, all_gpus=0)
-    nodes = 1 if isinstance(cluster, schema.LocalCluster) else cluster.nodes
+    nodes = 1 if isinstance(cluster, LocalCluster) else cluster.nodes
     total, width = nodes * cluster.gpus_per_node, engine.tensor_parallel_size
     have = f"the cluster has {nodes} x {cluster.gpus_per_node} GPUs"
     if width > cluster.gpus_per_node:

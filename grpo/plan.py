@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo import config
+from grpo.cluster_schema import LocalCluster
 from grpo.engines import skyrl
 from grpo.faults import ConfigError, Fault
 from grpo.interfaces import DataError, Env
 from grpo.layout import layout
-from grpo.schema import LocalCluster, RunConfig, SkyrlEngine
+from grpo.schema import RunConfig, SkyrlEngine
 from grpo.types import SPLITS, Split, Task
 
 CEILING_TASKS = 128

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from grpo.schema import Positive, Strict
+from grpo.strict import Positive, Strict
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",

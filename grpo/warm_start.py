@@ -27,7 +27,8 @@ from grpo.checkpoint import is_complete, load_optimizer, save_optimizer, write_f
 from grpo.interfaces import Env
 from grpo.policy import Policy
 from grpo.randomness import seed as seed_of
-from grpo.schema import EnvConfig, Positive, Strict
+from grpo.schema import EnvConfig
+from grpo.strict import Positive, Strict
 from grpo.tiny_model import TinySizes
 from grpo.types import Task, TokenTrace
 from grpo.vision import VisionEncoder

@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from grpo.config import ConfigError, Fault, RunConfig
-from grpo.schema import (
+from grpo.cluster_schema import (
     HyperpodCluster,
     HyperpodRayjobCluster,
     LocalCluster,
     RayCluster,
     RayJobsCluster,
-    RuntimeConfig,
     SentCluster,
 )
+from grpo.config import ConfigError, Fault, RunConfig
+from grpo.schema import RuntimeConfig
 from grpo.storage import is_remote
 from launchers import kube, local, package
 from launchers.cluster import Attempt, Cluster, Policy

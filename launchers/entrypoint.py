@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePosixPath
 
-from grpo.schema import HyperpodRayjobCluster, RayJobsCluster
+from grpo.cluster_schema import HyperpodRayjobCluster, RayJobsCluster
 from grpo.storage import is_remote
 from launchers.cluster import Attempt
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo import provenance
+from grpo.cluster_schema import HyperpodCluster, HyperpodRayjobCluster, KubeRayCluster
 from grpo.config import ConfigError, Fault
-from grpo.schema import HyperpodCluster, HyperpodRayjobCluster, KubeRayCluster
 from launchers.cluster import Attempt
 from launchers.entrypoint import remote_folder, shell_line
 from launchers.trial import CONFIG

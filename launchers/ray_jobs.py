@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from grpo.cluster_schema import RayJobsCluster
 from grpo.config import ConfigError, Fault
 from grpo.layout import layout
-from grpo.schema import RayJobsCluster
 from launchers import address as addresses
 from launchers import package
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from grpo import config
+from grpo.cluster_schema import HyperpodRayjobCluster
 from grpo.config import ConfigError, Fault
-from grpo.schema import HyperpodRayjobCluster
 from launchers import manifests
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
 from launchers.entrypoint import remote_folder

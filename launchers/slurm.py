@@ -19,9 +19,9 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from grpo.cluster_schema import SlurmCluster
 from grpo.config import ConfigError, Fault
 from grpo.faults import guess
-from grpo.schema import SlurmCluster
 from launchers import package
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
 

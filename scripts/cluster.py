@@ -18,8 +18,8 @@ from pathlib import Path
 import yaml
 
 from grpo import compose, config
+from grpo.cluster_schema import HyperpodCluster, HyperpodRayjobCluster
 from grpo.config import ConfigError, Fault, RunConfig
-from grpo.schema import HyperpodCluster, HyperpodRayjobCluster
 from launchers import manifests
 from launchers.cluster import Attempt, Unreachable
 from launchers.kube_api import KubeApi, KubeError

@@ -21,8 +21,8 @@ from hyperpod_stub import HyperpodStub, wait_for
 from ray_head import Head, trivial_project
 from rich.console import Console
 
+from grpo.cluster_schema import HyperpodCluster
 from grpo.config import ConfigError, RunConfig
-from grpo.schema import HyperpodCluster
 from launchers import clusters, record, sweep
 from launchers.ray_jobs import RayJobs
 from launchers.record import Job, TrialRecord

@@ -12,7 +12,8 @@ from configs import ROOT
 
 LAYERS: list[set[str]] = [
     {"grpo.types", "grpo.faults"},
-    {"grpo.interfaces"},
+    {"grpo.interfaces", "grpo.strict"},
+    {"grpo.cluster_schema"},
     {"grpo.schema", "grpo.config_text"},
     {"grpo.layout"},
     {"grpo.config"},

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from grpo.cluster_schema import HyperpodCluster, KubeRayCluster
 from grpo.config import ConfigError, RunConfig
-from grpo.schema import HyperpodCluster, KubeRayCluster
 from launchers import manifests
 from launchers.cluster import Attempt
 

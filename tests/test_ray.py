@@ -20,8 +20,8 @@ from ray_head import Head, trivial_project
 from rich.console import Console
 
 from grpo import provenance
+from grpo.cluster_schema import RayCluster
 from grpo.config import ConfigError, RunConfig
-from grpo.schema import RayCluster
 from launchers import clusters, package, record, sweep
 from launchers.cluster import Attempt
 from launchers.ray_jobs import RayJobs, check_address

@@ -18,8 +18,8 @@ from ray_head import trivial_project
 from rich.console import Console
 from slurm_node import SlurmNode
 
+from grpo.cluster_schema import SlurmCluster
 from grpo.config import ConfigError
-from grpo.schema import SlurmCluster
 from launchers import clusters, record, sweep
 from launchers.record import Job, TrialRecord
 from launchers.slurm import SlurmJobs

@@ -22,8 +22,8 @@ from statistics import median
 from rich.console import Console
 
 from grpo import compose, config
+from grpo.cluster_schema import RayCluster
 from grpo.config import RunConfig
-from grpo.schema import RayCluster
 from launchers import clusters, package, record, sweep
 from launchers.ray_jobs import RayJobs
 from launchers.record import Job
