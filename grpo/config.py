@@ -7,6 +7,7 @@ of a sweep. Components are built here too, so that a broken reward is found befo
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,8 @@ from grpo import config_text, schema
 from grpo.faults import ConfigError, Fault, explain, guess, join
 from grpo.interfaces import Env, Reward
 from grpo.layout import layout
-from grpo.schema import AdapterConfig, AlgorithmConfig, Component, ModelConfig, RunConfig, RuntimeConfig, Strict
+from grpo.schema import AdapterConfig, AlgorithmConfig, Component, ModelConfig, RunConfig, RuntimeConfig
+from grpo.strict import Strict
 
 __all__ = [
     "AdapterConfig",
@@ -47,6 +49,9 @@ __all__ = [
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Strict)
+
+NOT_THE_RUNS = ("resume", "resume_accepts_changes", "dry_run", "runtime.scratch_dir", "runtime.mirror_wait_seconds")
+"""Keys of the command and of the machine, not of the run."""
 
 config_text.install(RunConfig)
 
@@ -274,6 +279,12 @@ def _fields_model(cls: type) -> type[BaseModel]:
 def to_yaml(run: RunConfig) -> str:
     """The whole config as YAML that `load`, Hydra and any other YAML reader read back to the same values."""
     return config_text.dump(run.model_dump(by_alias=True))
+
+
+def digest(run: RunConfig) -> str:
+    """Of every value that is the run's own."""
+    values = {key: value for key, value in leaves(run.model_dump(by_alias=True)) if key not in NOT_THE_RUNS}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def load(folder: Path) -> RunConfig:

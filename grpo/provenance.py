@@ -47,7 +47,7 @@ CODE = ("train.py", "conf", "grpo", "rewards", "envs", "launchers")
 def of_run(run: RunConfig) -> dict[str, Any]:
     """The record of a run that would start now.
 
-    Commit and uncommitted changes, package versions, and hashes of base, data and the components' source code.
+    Commit and uncommitted changes, package versions, and hashes of config, base, data and the components' source code.
     Raises ConfigError if a component does not build, and ValueError for a base whose files are damaged.
     """
     env = config.build_env(run)
@@ -56,6 +56,7 @@ def of_run(run: RunConfig) -> dict[str, Any]:
     return redact(
         {
             **surroundings(),
+            "config_hash": config.digest(run),
             "base": asdict(base.describe(run.model)),
             "code_hashes": {key: source_hash(each) for key, each in components.items()},
             "data_version": env.data_version(),

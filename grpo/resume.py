@@ -24,8 +24,6 @@ from grpo.words import pasted
 
 log = logging.getLogger(__name__)
 
-WORDS = ("resume", "resume_accepts_changes", "dry_run", "runtime.scratch_dir", "runtime.mirror_wait_seconds")
-"""Keys of the command and of the machine, not of the run."""
 FIXED = {
     "model.name_or_path": "the adapter was trained on that base",
     "model.revision": "the adapter was trained on that base",
@@ -39,6 +37,7 @@ FIXED = {
     "engine.name": "the saved optimiser state is that engine's",
 }
 """Keys that can never change on resume, and why."""
+CONFIG_HASH = "config_hash"
 ONLY_LOGGED = ("commit", "dirty_diff", "untracked", "python", "machine", "packages", "image_digest")
 """Of run.json: most changes there leave a run what it was, and nobody can say which do not."""
 
@@ -103,8 +102,14 @@ def _objective(result: Path) -> str:
 
 def _changes(folder: Path, before: Mapping[str, Any], now: RunConfig) -> Changes:
     then, today = dict(config.leaves(dict(before))), dict(config.leaves(now.model_dump(by_alias=True)))
-    keys = [key for key in sorted(then.keys() | today.keys()) if key not in WORDS and then.get(key) != today.get(key)]
+    keys = [
+        key
+        for key in sorted(then.keys() | today.keys())
+        if key not in config.NOT_THE_RUNS and then.get(key) != today.get(key)
+    ]
     made = _made_from(_recorded(folder), now) if (folder / "run.json").is_file() else []
+    if keys:  # told key by key; the hash is for a config.yaml that was edited by hand
+        made = [each for each in made if each.key != CONFIG_HASH]
     return Changes(
         config=tuple(Difference(key=key, old=then.get(key), new=today.get(key)) for key in keys),
         made_from=tuple(each for each in made if each.key.split(".")[0] not in ONLY_LOGGED),
@@ -160,6 +165,8 @@ def _made_from_faults(found: Changes, now: RunConfig) -> Iterator[Fault]:
         told = (
             f"was {show(each.old)} when the run started, now {show(each.new)}: the run is no longer made from the same"
         )
+        if each.key == CONFIG_HASH:
+            told += ", config.yaml in its folder was edited"
         word = " (the adapter belongs to it)" if is_base else ", or add resume_accepts_changes=true to go on with it"
         yield Fault(key=each.key, problem=f"{told}; restore it{word}")
 
@@ -210,6 +217,6 @@ def _record(folder: Path, step: int, found: Changes, now: RunConfig) -> None:
         "made_from": {each.key: [each.old, each.new] for each in found.made_from},
     }
     today = provenance.of_run(now)
-    decisive = {each.key.split(".")[0] for each in found.made_from}
+    decisive = {CONFIG_HASH, *(each.key.split(".")[0] for each in found.made_from)}
     changes = [*record.get("changes", []), entry]
     write_json(folder / "run.json", record | {key: today[key] for key in decisive} | {"changes": changes})

@@ -143,6 +143,19 @@ def test_accepted_changes_are_written_down_and_hold_for_the_next_resume(tmp_path
     assert resume.faults(folder, configs.run({"runtime.steps": 80, "resume": str(folder)})) == []
 
 
+def test_a_config_edited_by_hand_is_refused_until_the_change_is_accepted(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, "adapter.rank=8", steps_done=20)
+    file = folder / "config.yaml"
+    file.write_text(file.read_text().replace("kl_coefficient: 0.0", "kl_coefficient: 0.5"))
+    (told,) = refused(f"resume={folder}", cwd=tmp_path)
+    assert told.startswith("config_hash: was '")
+    assert "config.yaml in its folder was edited; restore it, or add resume_accepts_changes=true" in told
+    resume.enter(folder, config.load(folder))
+    assert train(f"resume={folder}", cwd=tmp_path).returncode == 0
+    (change,) = json.loads((folder / "run.json").read_text())["changes"]
+    assert (change["after_step"], list(change["made_from"])) == (20, ["config_hash"])
+
+
 def test_another_commit_or_package_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = stopped(tmp_path)
     record = json.loads((folder / "run.json").read_text())
