@@ -24,6 +24,9 @@ from grpo.types import Observation, Outcome, Split, Task
 DIRECTIONS: tuple[str, ...] = ("right", "up", "left", "down")
 """In the order of the tuple form: `('move', 0)` is right."""
 
+LARGEST, LONGEST_SIDE = 99, 4096
+"""Cells and pixels a side; more is no picture that a model reads, and checking its tasks would take minutes."""
+
 WALL_COLOUR = (169, 169, 169)
 PATH_COLOUR = (255, 255, 255)
 GOAL_COLOUR = (255, 0, 0)
@@ -81,10 +84,16 @@ class Maze2D(Env):
     expert_replies: ClassVar[tuple[str, ...]] = tuple(f"<action>{name}</action>" for name in (*DIRECTIONS, "stop"))
 
     def __post_init__(self) -> None:
-        if self.size < 5 or self.size % 2 == 0:
-            raise ValueError(f"size={self.size} must be odd and at least 5, so that rooms lie at odd coordinates")
+        if not 5 <= self.size <= LARGEST or self.size % 2 == 0:
+            raise ValueError(f"size={self.size} must be odd, so that rooms lie at odd coordinates, from 5 to {LARGEST}")
         if self.cell_pixels < 4:
             raise ValueError(f"cell_pixels={self.cell_pixels} leaves no room for the circle; use 4 or more")
+        if (self.size + 1) * self.cell_pixels > LONGEST_SIDE:
+            most = LONGEST_SIDE // (self.size + 1)
+            raise ValueError(
+                f"cell_pixels={self.cell_pixels} makes pictures of {self.size * self.cell_pixels:,} pixels a side; "
+                f"use {most} or less at size={self.size}"
+            )
         if self.max_turns < 1:
             raise ValueError(f"max_turns={self.max_turns} allows no reply; use 1 or more")
         if not 0.0 <= self.random_rooms <= 1.0:

@@ -223,7 +223,15 @@ def test_default_and_aligned_pictures_have_the_documented_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("size", 8), ("size", 3), ("max_turns", 0), ("cell_pixels", 2), ("random_rooms", 1.5)],
+    [
+        ("size", 8),
+        ("size", 3),
+        ("size", 1001),
+        ("max_turns", 0),
+        ("cell_pixels", 2),
+        ("cell_pixels", 100_000),
+        ("random_rooms", 1.5),
+    ],
 )
 def test_impossible_fields_are_refused_with_their_value(field: str, value: float) -> None:
     build: Callable[..., Maze2D] = env
