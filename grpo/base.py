@@ -66,7 +66,7 @@ def describe(model: ModelConfig) -> Base:
         content=_content(folder),
         tokenizer=_tokenizer(folder),
         processor=hash_files(found) if (found := existing(folder, PROCESSOR_FILES)) else None,
-        chat_template=_chat_template(folder),
+        chat_template=chat_template(folder),
     )
 
 
@@ -90,14 +90,14 @@ def existing(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def _content(folder: Path) -> str | None:
     weights = existing(folder, WEIGHTS)
-    if not weights or any(not (folder / shard).is_file() for shard in _shards(folder)):
+    if not weights or any(not (folder / shard).is_file() for shard in shards(folder)):
         return None  # half a download is not a base yet
     return hash_files([*weights, *existing(folder, CONFIG_FILES)])
 
 
-def _shards(folder: Path) -> Iterator[str]:
+def shards(folder: Path) -> Iterator[str]:
     for index in folder.glob("*.safetensors.index.json"):
-        yield from set(_json(index).get("weight_map", {}).values())
+        yield from set(read_json(index).get("weight_map", {}).values())
 
 
 def _tokenizer(folder: Path) -> str | None:
@@ -108,17 +108,17 @@ def _tokenizer(folder: Path) -> str | None:
         return None
     total = hashlib.sha256(hash_files(files).encode())
     if config.is_file():
-        settings = {key: value for key, value in _json(config).items() if key != "chat_template"}
+        settings = {key: value for key, value in read_json(config).items() if key != "chat_template"}
         total.update(json.dumps(settings, sort_keys=True).encode())
     return total.hexdigest()
 
 
-def _chat_template(folder: Path) -> str | None:
+def chat_template(folder: Path) -> str | None:
     template = folder / TEMPLATE_FILE
     if template.is_file():
         return _hash_text(template.read_text(encoding="utf-8"))
     for name in (TOKENIZER_CONFIG, OLD_TEMPLATE_FILE):
-        found = _json(folder / name).get("chat_template") if (folder / name).is_file() else None
+        found = read_json(folder / name).get("chat_template") if (folder / name).is_file() else None
         if found is not None:
             return _hash_text(found if isinstance(found, str) else json.dumps(found, sort_keys=True))
     return None
@@ -128,7 +128,7 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """Raises ValueError, naming the file, if it holds no JSON object."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo import config
+from grpo import config, model_folder
 from grpo.cluster_schema import LocalCluster
 from grpo.engines import skyrl
 from grpo.faults import ConfigError, Fault
@@ -138,7 +138,7 @@ def warnings(run: RunConfig, reached: Mapping[Split, Ceiling | None]) -> list[st
 
 def blockers(run: RunConfig) -> list[Fault]:
     """What the engine cannot honour or lacks here, and what this version composes and checks but cannot run yet."""
-    faults = []
+    faults = model_folder.faults(run.model.name_or_path) if isinstance(run.cluster, LocalCluster) else []
     if isinstance(run.engine, SkyrlEngine):
         faults += skyrl.faults(run)
         if isinstance(run.cluster, LocalCluster):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo import adapter as adapters
+from grpo import model_folder
 from grpo.batch import Batch
 from grpo.chat import ChatRenderer
 from grpo.config import AdapterConfig, ModelConfig
@@ -159,11 +160,17 @@ def load_policy(model: ModelConfig, adapter: AdapterConfig, *, device: torch.dev
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # its bars would cut through ours
+    faults = model_folder.faults(model.name_or_path)
+    if faults:
+        raise ConfigError(faults)
     path = model_path(model.name_or_path)
     source: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **source)
-        network: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=getattr(torch, model.dtype), **source)
+        # Safetensors alone: other weights are pickles.
+        network: Any = AutoModelForImageTextToText.from_pretrained(
+            path, dtype=getattr(torch, model.dtype), use_safetensors=True, **source
+        )
     except OSError as error:  # transformers' word for what is neither a folder nor to be had from the hub
         told = f"{model.name_or_path!r} is no folder here and cannot be had from the hub: {str(error).splitlines()[0]}"
         raise ConfigError([Fault(key="model.name_or_path", problem=told)]) from error
