@@ -149,7 +149,7 @@ def _observation() -> Observation:
 
 def _reply(policy: Policy) -> str:
     conversations = Conversations(policy)
-    conversations.start([_observation()], siblings=1, max_tokens=4096)
+    conversations.start([_observation()], siblings=1)
     sampling = Sampling(temperature=1.0, greedy=True, max_completion_tokens=REPLY_TOKENS)
     (reply,) = conversations.reply(sampling, lambda row, count: np.zeros(count))
     return reply.text

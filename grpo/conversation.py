@@ -79,19 +79,14 @@ class Conversations:
         self._traces: dict[int, TokenTrace] = {}
         self._hidden_BH = torch.empty(0)
 
-    @torch.inference_mode()
-    def start(self, observations: Sequence[Observation], siblings: int, max_tokens: int) -> None:
-        """Begin `siblings` conversations on each observation; the shared prompt is computed once.
+    def opening_tokens(self, observation: Observation) -> int:
+        """How many tokens a conversation that begins with it takes before the first reply."""
+        return len(self._opening(observation))
 
-        Raises ValueError if an opening is longer than `max_tokens`: it cannot be cut without cutting an image.
-        """
-        blocks = [self._policy.chat.first_turn(o.text, self._grids(o), o.before) for o in observations]
-        needed = max(map(len, blocks))
-        if needed > max_tokens:
-            raise ValueError(
-                f"algorithm.max_prompt_tokens={max_tokens} is less than a first observation needs with its images; "
-                f"use {needed} or more"
-            )
+    @torch.inference_mode()
+    def start(self, observations: Sequence[Observation], siblings: int) -> None:
+        """Begin `siblings` conversations on each observation; the shared prompt is computed once."""
+        blocks = [self._opening(observation) for observation in observations]
         self._rows = [_Row(id=index) for index in range(len(observations))]
         self._append(blocks, observations)
         self._rows = [row.copy(row.id * siblings + s) for row in self._rows for s in range(siblings)]
@@ -158,6 +153,9 @@ class Conversations:
     def trace(self, row_id: int) -> TokenTrace:
         """The tokens of a row that has ended."""
         return self._traces[row_id]
+
+    def _opening(self, observation: Observation) -> list[int]:
+        return self._policy.chat.first_turn(observation.text, self._grids(observation), observation.before)
 
     def _grids(self, observation: Observation) -> tuple[tuple[int, int], ...]:
         return tuple(self._policy.vision.grid(image) for image in observation.images)

@@ -49,9 +49,10 @@ class Play:
             self.observation = self.episode.observe()
         # An environment is anybody's code; whatever goes wrong in one episode must not take the others along.
         except Exception as error:
-            log.exception(
-                "task %s, sample %d: the environment raised in turn %d", self.task.id, self.sample, len(self.turns)
-            )
+            if not isinstance(error, TooLong):  # which is told once a task
+                log.exception(
+                    "task %s, sample %d: the environment raised in turn %d", self.task.id, self.sample, len(self.turns)
+                )
             self.stop, self.error = "error", f"{type(error).__name__}: {error}"
             return None
         return self.observation
@@ -70,8 +71,27 @@ def begin(env: Env, task: Task, sample: int) -> Play:
         episode = env.episode(task)
         return Play(task=task, sample=sample, episode=episode, observation=episode.observe())
     except Exception as error:
-        broken = _Broken(error)
-        return Play(task=task, sample=sample, episode=broken, observation=broken.observe())
+        return _broken(task, sample, error)
+
+
+class TooLong(ValueError):
+    """A first observation that the token budget has no room for; it is never cut, least of all inside an image."""
+
+    def __init__(self, needed: int, limit: int) -> None:
+        super().__init__(f"it needs {needed} tokens with its images, and algorithm.max_prompt_tokens is {limit}")
+
+
+def left_out(play: Play, error: TooLong) -> Play:
+    """In the place of a play that cannot begin: it ends as an error, and its group has nothing to compare."""
+    if play.sample == 0:
+        log.warning("task %s is left out: %s", play.task.id, error)
+    play.episode.close()
+    return _broken(play.task, play.sample, error)
+
+
+def _broken(task: Task, sample: int, error: Exception) -> Play:
+    broken = _Broken(error)
+    return Play(task=task, sample=sample, episode=broken, observation=broken.observe())
 
 
 class _Broken(Episode):

@@ -12,8 +12,9 @@ from itertools import zip_longest
 import numpy as np
 
 from grpo.conversation import Conversations, Sampling
+from grpo.faults import ConfigError, Fault
 from grpo.interfaces import Env
-from grpo.playing import Play, begin
+from grpo.playing import Play, TooLong, begin, left_out
 from grpo.policy import Policy
 from grpo.randomness import uniforms
 from grpo.types import Rollout, Task, TokenTrace
@@ -37,7 +38,8 @@ def play(
     """`siblings` rollouts of each task, in order: those of a group are neighbours.
 
     `purpose` names what the random draws are for, (seed, split, step); task, sample and turn are added here.
-    Raises ValueError if a task's first observation does not fit `max_prompt_tokens`, naming the number needed.
+    A task whose first observation does not fit `max_prompt_tokens` is left out, as an error of its episodes.
+    Raises ConfigError, naming the number needed, if that is so for all of those that are played first.
     """
     tasks_at_once = max(1, rows_at_once // siblings)
     rollouts: list[Rollout] = []
@@ -50,6 +52,7 @@ def play(
             sampling=sampling,
             purpose=purpose,
             max_prompt_tokens=max_prompt_tokens,
+            first=first == 0,
             report=lambda done, first=first: progress(first * siblings + done, len(tasks) * siblings),
         )
     return rollouts
@@ -64,12 +67,20 @@ def _play_together(
     sampling: Sampling,
     purpose: tuple[str | int, ...],
     max_prompt_tokens: int,
+    first: bool,
     report: Callable[[int], None],
 ) -> list[Rollout]:
     plays = [begin(env, task, sample) for task in tasks for sample in range(siblings)]
     sampled: list[list[int]] = [[] for _ in plays]
     conversations = Conversations(policy)
-    conversations.start([plays[i * siblings].observation for i in range(len(tasks))], siblings, max_prompt_tokens)
+    needed = [conversations.opening_tokens(plays[i * siblings].observation) for i in range(len(tasks))]
+    if first and min(needed) > max_prompt_tokens:
+        problem = f"{max_prompt_tokens} is less than any first observation needs with its images; use {max(needed)}"
+        raise ConfigError([Fault(key="algorithm.max_prompt_tokens", problem=f"{problem} or more")])
+    for row, begun in enumerate(plays):
+        if needed[row // siblings] > max_prompt_tokens:
+            plays[row] = left_out(begun, TooLong(needed[row // siblings], max_prompt_tokens))
+    conversations.start([plays[i * siblings].observation for i in range(len(tasks))], siblings)
     for turn in range(env.max_turns):
         live = conversations.live
 

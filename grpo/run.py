@@ -245,6 +245,10 @@ def _row(policy: str, decoding: str, result: Evaluation) -> dict[str, Any]:
 
 
 def _device(wanted: str) -> torch.device:
+    """Raises ConfigError for a GPU that torch does not see."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        problem = f"{wanted!r}, but torch {torch.__version__} sees no GPU here; use cpu, or auto"
+        raise ConfigError([Fault(key="engine.device", problem=problem)])
     return torch.device(wanted)

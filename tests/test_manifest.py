@@ -22,7 +22,7 @@ from envs.data import images
 from envs.data.rows import RowError, read_row, shown
 from envs.manifest import Manifest, find_answer
 from grpo import config
-from grpo.conversation import Conversations, Sampling
+from grpo.conversation import Sampling
 from grpo.interfaces import DataError
 from grpo.policy import Policy
 from grpo.rollout import play
@@ -353,9 +353,10 @@ def test_an_image_that_cannot_be_decoded_ends_its_episodes_and_names_its_line(tm
     assert "train.jsonl, line 1: " in (rollouts[0].transcript.error or "")
 
 
-def _played(policy: Policy, env: Manifest, tasks: Sequence[Any]) -> list[Any]:
+def _played(policy: Policy, env: Manifest, tasks: Sequence[Any], *, max_prompt_tokens: int = 512) -> list[Any]:
     sampling = Sampling(temperature=1.0, greedy=False, max_completion_tokens=6)
-    return play(policy, env, tasks, siblings=2, sampling=sampling, purpose=(0,), max_prompt_tokens=512, rows_at_once=64)
+    settings: dict[str, Any] = {"purpose": (0,), "max_prompt_tokens": max_prompt_tokens, "rows_at_once": 64}
+    return play(policy, env, tasks, siblings=2, sampling=sampling, **settings)
 
 
 def test_every_sample_keeps_its_own_images_whatever_it_is_batched_with(tmp_path: Path, policy: Policy) -> None:
@@ -376,12 +377,19 @@ def test_every_sample_keeps_its_own_images_whatever_it_is_batched_with(tmp_path:
             np.testing.assert_allclose(other.trace.logprobs, rollout.trace.logprobs, atol=1e-4)
 
 
-def test_a_prompt_that_would_cut_an_image_is_refused_with_the_number_needed(tmp_path: Path, policy: Policy) -> None:
-    picture(tmp_path / "a.png", size=(320, 320))
-    env = built(tmp_path, [{**SUM, "images": ["a.png"]}])
-    (task,) = env.tasks("train", 1, seed=0)
-    with pytest.raises(ValueError, match=r"max_prompt_tokens=64 is less than .* use 1\d\d or more"):
-        Conversations(policy).start([env.episode(task).observe()], 1, 64)
+def test_a_prompt_that_would_cut_an_image_is_left_out_and_the_others_are_played(
+    tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    picture(tmp_path / "a.png", size=(512, 512))  # 16 x 16 visual tokens
+    env = built(tmp_path, [{**SUM, "images": ["a.png"]}, *sums(5, 1)])
+    tasks = sorted(env.tasks("train", 2, seed=0), key=lambda task: task.data["line"])
+    rollouts = _played(policy, env, tasks, max_prompt_tokens=128)
+    assert [rollout.transcript.stop for rollout in rollouts] == ["error", "error", "finished", "finished"]
+    assert re.fullmatch(
+        r"TooLong: it needs 2\d\d tokens with its images, and algorithm.max_prompt_tokens is 128",
+        rollouts[0].transcript.error or "",
+    )
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once a task, without a traceback"
 
 
 def test_what_comes_before_the_question_is_rendered_in_its_role(policy: Policy) -> None:

@@ -109,7 +109,7 @@ def test_an_episode_that_outgrows_its_context_ends_by_token_limit_with_whole_ima
 
 
 def test_a_first_observation_that_does_not_fit_is_refused_with_the_number_needed(policy: Policy, maze: Maze2D) -> None:
-    with pytest.raises(ValueError, match=r"max_prompt_tokens=10 .* use \d+ or more"):
+    with pytest.raises(ValueError, match=r"max_prompt_tokens: 10 is less .* use \d+ or more"):
         rollouts(policy, maze, max_prompt_tokens=10)
 
 
@@ -173,7 +173,7 @@ def test_an_environment_that_raises_ends_its_own_episode_only(policy: Policy) ->
 
 def test_a_conversation_with_one_row_is_closed_by_none(policy: Policy) -> None:
     conversations = Conversations(policy)
-    conversations.start([Observation(text="hello", images=())], siblings=1, max_tokens=100)
+    conversations.start([Observation(text="hello", images=())], siblings=1)
     conversations.reply(GREEDY, lambda row, count: np.zeros(count))
     conversations.observe([None], max_tokens=100)
     assert conversations.live == []

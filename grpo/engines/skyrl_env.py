@@ -20,7 +20,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, Con
 
 from grpo.engines.skyrl import ENV_CLASS
 from grpo.interfaces import Env
-from grpo.playing import Play, begin
+from grpo.playing import Play, TooLong, begin, left_out
 from grpo.reward import Mixture
 from grpo.types import Observation, Score, Task, Transcript
 
@@ -65,6 +65,10 @@ class SkyrlEnv(BaseTextEnv):
             text, completion_tokens=completion_tokens, truncated=truncated, max_turns=self._max_turns
         )
         return shown is None
+
+    def leave_out(self, error: TooLong) -> None:
+        """Before the first reply: the next one ends the episode as an error."""
+        self._play = left_out(self._play, error)
 
     def finish(self) -> tuple[Transcript, str | None]:
         """Transcript and last drawing; once, also where the next observation does not fit the context."""

@@ -25,6 +25,7 @@ from grpo.chat import ChatRenderer
 from grpo.engines.skyrl_env import SkyrlEnv, pays, register
 from grpo.engines.skyrl_images import Images, Prepared
 from grpo.interfaces import Env
+from grpo.playing import TooLong
 from grpo.reward import Mixture
 from grpo.types import Observation, Rollout, Score, TokenTrace
 
@@ -91,6 +92,9 @@ class Generator(SkyRLVLMGymGenerator):
         output = await super().generate(input_batch, disable_tqdm)
         given = input_batch["env_extras"]
         rollouts: list[Rollout] = [extras.pop("played") for extras in given]
+        errors = [rollout.transcript.error or "" for rollout in rollouts]
+        if all(error.startswith(TooLong.__name__) for error in errors):
+            raise ValueError(f"no first observation of this batch fits; one of them: {errors[0]}")
         # All together, so that terms are measured side by side and one that fails on every rollout is found out.
         scores = self._mixture.judge([(each.transcript, _name(each)) for each in rollouts])
         self.played = list(zip(rollouts, scores, strict=True))
@@ -111,7 +115,7 @@ class Generator(SkyRLVLMGymGenerator):
         trajectory_id: TrajectoryID | None = None,
         cache_salt: str | None = None,
     ) -> TrajectoryOutput:
-        """One episode. Raises ValueError if its first observation does not fit `max_input_length`."""
+        """One episode; an error if its first observation does not fit `max_input_length`."""
         start = time.monotonic()
         assert trajectory_id is not None and sampling_params is not None
         sample = trajectory_id.repetition_id
@@ -120,10 +124,9 @@ class Generator(SkyRLVLMGymGenerator):
         images = await self._images.prepare(observation.images)
         first = self.chat.first_turn(observation.text, _grids(images), observation.before)
         if len(first) > max_input_length:
-            raise ValueError(
-                f"algorithm.max_prompt_tokens={max_input_length} is less than a first observation needs with its "
-                f"images; use {len(first)} or more (task {env_extras['task']['id']})"
-            )
+            env.leave_out(TooLong(len(first), max_input_length))
+            observation, images = env.observation, []
+            first = self.chat.first_turn(observation.text, ())
         tokens.show(first, images, observation)
         session = f"{trajectory_id.instance_id}_{sample}"
         await self._turns(env, tokens, max_input_length, sampling_params | self._always, session)

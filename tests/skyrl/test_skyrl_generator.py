@@ -197,11 +197,32 @@ def test_an_episode_whose_env_raised_is_masked_and_the_others_go_on(renderer: An
     assert [any(mask) for mask in output["loss_masks"]] == [False, False, False, True]
 
 
-def test_a_first_observation_that_does_not_fit_is_refused_with_the_number_that_does(renderer: Any) -> None:
+def test_a_batch_of_which_no_first_observation_fits_is_refused_with_the_number_that_is_needed(renderer: Any) -> None:
     run, env, mixture = parts({"algorithm.max_prompt_tokens": 20})
     made = generator(run, env, mixture, ScriptedClient(script, renderer))
-    with pytest.raises(ValueError, match=r"algorithm.max_prompt_tokens=20 is less .* use \d+ or more"):
+    with pytest.raises(ValueError, match=r"it needs \d+ tokens .* algorithm.max_prompt_tokens is 20"):
         asyncio.run(play(made, env.tasks("train", 1, seed=5), siblings=1))
+
+
+def test_one_first_observation_that_does_not_fit_is_left_out_and_the_others_are_played(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, env, mixture = parts()
+    long, short = env.tasks("train", 2, seed=5)
+    episode = type(env).episode
+
+    def talkative(self: Any, task: Any) -> Any:
+        made = episode(self, task)
+        if task == long:
+            first = made.observe()
+            monkeypatch.setattr(made, "observe", lambda: replace(first, text="on and " * 2000))
+        return made
+
+    monkeypatch.setattr(type(env), "episode", talkative)
+    made = generator(run, env, mixture, ScriptedClient(script, renderer))
+    output, played = asyncio.run(play(made, [long, short], siblings=2))
+    assert [rollout.transcript.stop == "error" for rollout, _ in played] == [True, True, False, False]
+    assert [any(mask) for mask in output["loss_masks"]] == [False, False, True, True]
 
 
 def test_what_an_untrained_model_must_not_say_is_forbidden_at_vllm_too(renderer: Any) -> None:
