@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     console = Console()
     try:
-        folder = local_copy(options.folder).resolve()
+        folder = local_copy(options.folder).expanduser().resolve()
+        if not (folder / "config.yaml").is_file():
+            return _refuse(f"{options.folder} is no run folder: it has no config.yaml; give outputs/<name>/<date_time>")
         changed = changes(folder)
     except (OSError, ValueError, StorageError) as error:
         return _refuse(f"{options.folder} cannot be reproduced: {error}")

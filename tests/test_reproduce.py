@@ -80,7 +80,7 @@ def test_another_reward_code_is_named_and_refused_when_strict(folder: Path, tmp_
 
 def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
     done = reproduce(str(tmp_path))
-    assert (done.returncode, "cannot be reproduced" in done.stderr) == (2, True)
+    assert (done.returncode, "is no run folder: it has no config.yaml" in done.stderr) == (2, True)
 
 
 def copied(
