@@ -93,7 +93,12 @@ class ManifestEpisode(Episode):
 
     def observe(self) -> Observation:
         before = tuple(Message(role=role, text=text) for role, text in self._data["before"])
-        return Observation(text=self._data["text"], images=tuple(image for image, _ in self._images), before=before)
+        return Observation(
+            text=self._data["text"],
+            images=tuple(image for image, _ in self._images),
+            before=before,
+            places=tuple(self._data["places"]),
+        )
 
     def state(self) -> Mapping[str, Any]:
         sizes = [list(size) for _, size in self._images]
@@ -172,6 +177,7 @@ def _task(index: Index, number: int, split: Split, again: int) -> Task:
             "text": seen.text,
             "before": [[message.role, message.text] for message in seen.before],
             "images": index.image_paths(seen),
+            "places": list(seen.places),
             "answer": row.answer,
             "kind": row.kind,
             "choices": row.choices,

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from grpo.types import Message
+from grpo.types import Message, interleaved
 
 IMAGE_PAD = "<|image_pad|>"
 _REPLY = "reply"
 
 
 class ChatRenderer:
-    """Renders user turns for one tokenizer. `grids` are (height, width) in visual tokens, one an image."""
+    """Renders user turns for one tokenizer.
+
+    `grids` are (height, width) in visual tokens, one an image; `places` say where in the text they stand
+    (`grpo.types.Observation`).
+    """
 
     def __init__(self, tokenizer: Any, model_name: str) -> None:
         self._tokenizer = tokenizer
@@ -28,19 +32,26 @@ class ChatRenderer:
         self.next_turn = lru_cache(maxsize=4096)(self._next_turn)
         self._next_turn("probe", ())
 
-    def _first_turn(self, text: str, grids: tuple[tuple[int, int], ...], before: tuple[Message, ...] = ()) -> list[int]:
+    def _first_turn(
+        self,
+        text: str,
+        grids: tuple[tuple[int, int], ...],
+        before: tuple[Message, ...] = (),
+        places: tuple[int, ...] = (),
+    ) -> list[int]:
         """Token ids of a conversation's start: what came before, the user's turn and the opening of the assistant's."""
         earlier = [{"role": message.role, "content": self._plain(message.text)} for message in before]
-        return self._encode(self._render([*earlier, self._user(text, len(grids))]), grids)
+        return self._encode(self._render([*earlier, self._user(text, len(grids), places)]), grids)
 
-    def _next_turn(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:
+    def _next_turn(self, text: str, grids: tuple[tuple[int, int], ...], places: tuple[int, ...] = ()) -> list[int]:
         """Token ids between the end marker of a reply and the start of the next reply.
 
         Raises ValueError if the template does not simply append.
         """
-        opening = [self._user("?", 0)]
+        opening = [self._user("?", 0, ())]
         before = self._render(opening) + _REPLY + self._tokenizer.eos_token
-        after = self._render([*opening, {"role": "assistant", "content": _REPLY}, self._user(text, len(grids))])
+        user = self._user(text, len(grids), places)
+        after = self._render([*opening, {"role": "assistant", "content": _REPLY}, user])
         if not after.startswith(before):
             raise ValueError(
                 f"the chat template of {self._model_name} changes earlier turns when one is added (templates of "
@@ -66,8 +77,11 @@ class ChatRenderer:
             text = text.replace(special, special.replace("<|", "< |"))
         return text
 
-    def _user(self, text: str, images: int) -> dict[str, Any]:
-        parts = [{"type": "text", "text": self._plain(text)}, *({"type": "image"} for _ in range(images))]
+    def _user(self, text: str, images: int, places: tuple[int, ...]) -> dict[str, Any]:
+        parts = [
+            {"type": "image"} if piece is None else {"type": "text", "text": self._plain(piece)}
+            for piece in interleaved(text, places, [None] * images)
+        ]
         return {"role": "user", "content": parts}
 
     def _encode(self, text: str, grids: tuple[tuple[int, int], ...]) -> list[int]:

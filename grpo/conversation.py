@@ -128,7 +128,8 @@ class Conversations:
     @torch.inference_mode()
     def observe(self, observations: Sequence[Observation | None], max_tokens: int) -> None:
         """Show each live row what comes next; None, or a row that would outgrow `max_tokens`, ends it."""
-        blocks = [[] if o is None else self._policy.chat.next_turn(o.text, self._grids(o)) for o in observations]
+        chat = self._policy.chat
+        blocks = [[] if o is None else chat.next_turn(o.text, self._grids(o), o.places) for o in observations]
         ends = [self._missing_end(row) for row in self._rows]
         goes_on = [
             o is not None and len(row.token_ids) + len(end) + len(block) <= max_tokens
@@ -155,7 +156,8 @@ class Conversations:
         return self._traces[row_id]
 
     def _opening(self, observation: Observation) -> list[int]:
-        return self._policy.chat.first_turn(observation.text, self._grids(observation), observation.before)
+        grids = self._grids(observation)
+        return self._policy.chat.first_turn(observation.text, grids, observation.before, observation.places)
 
     def _grids(self, observation: Observation) -> tuple[tuple[int, int], ...]:
         return tuple(self._policy.vision.grid(image) for image in observation.images)

@@ -6,18 +6,16 @@ but not trained on. Send the server's own sampling defaults away where it has so
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from grpo.conversation import Sampling
 from grpo.interfaces import Env
+from grpo.openai_content import messages
 from grpo.playing import Play, begin
 from grpo.randomness import seed as seed_of
 from grpo.rollout import Progress
@@ -88,14 +86,14 @@ class Endpoint:
         """Play one episode to its end."""
         from openai import BadRequestError
 
-        messages: list[Any] = []
+        said: list[Any] = []
         shown: Observation | None = play.observation
         while shown is not None:
-            messages.append({"role": "user", "content": _content(shown)})
+            said += messages(shown)
             try:
                 answer = self._client.chat.completions.create(
                     model=model,
-                    messages=messages,
+                    messages=said,
                     temperature=0.0 if sampling.greedy else sampling.temperature,
                     top_p=1.0,
                     max_tokens=sampling.max_completion_tokens,
@@ -107,7 +105,7 @@ class Endpoint:
                 return  # play.stop says token_limit until something else ends it
             choice = answer.choices[0]
             text = choice.message.content or ""
-            messages.append({"role": "assistant", "content": text})
+            said.append({"role": "assistant", "content": text})
             tokens = answer.usage.completion_tokens if answer.usage else 0
             shown = play.take(
                 text,
@@ -120,15 +118,3 @@ class Endpoint:
 def _rollout(play: Play) -> Rollout:
     transcript, final_text = play.finish()
     return Rollout(transcript=transcript, sample=play.sample, trace=_NO_TRACE, final_text=final_text, drift=0)
-
-
-def _content(observation: Observation) -> list[dict[str, Any]]:
-    """Text first, then the images, as the local engine shows them."""
-    images = [{"type": "image_url", "image_url": {"url": _data_uri(image)}} for image in observation.images]
-    return [{"type": "text", "text": observation.text}, *images]
-
-
-def _data_uri(image: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -80,6 +80,7 @@ def _turn_record(turn: Turn, image_paths: Sequence[str]) -> dict[str, Any]:
     return {
         "text": turn.observation.text,
         "images": list(image_paths),
+        "places": list(turn.observation.places),
         "state": dict(turn.state),
         "reply": turn.reply,
         "action": turn.outcome.action,

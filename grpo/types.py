@@ -11,9 +11,10 @@ tokens), *group* (the rollouts that share a task), *reward term* (one named judg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,13 +49,40 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What the model is shown in one turn: text first, then the images."""
+    """What the model is shown in one turn."""
 
     text: str
     images: tuple[np.ndarray, ...]
     """Each uint8, height x width x 3 (RGB), read-only. May be empty."""
     before: tuple[Message, ...] = ()
     """What comes before it; only a first observation may have any."""
+    places: tuple[int, ...] = ()
+    """Where in `text` each image stands, as the number of characters before it: (0,) is an image and then the text.
+    Empty: the images follow the text."""
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            return
+        bounds = (0, *self.places, len(self.text))
+        if len(self.places) != len(self.images) or any(a > b for a, b in pairwise(bounds)):
+            raise ValueError(
+                f"places={list(self.places)} must say for each of {len(self.images)} images, in their order, how many "
+                f"of the text's {len(self.text)} characters stand before it; leave it empty to show them after the text"
+            )
+
+
+Shown = TypeVar("Shown")
+
+
+def interleaved(text: str, places: Sequence[int], images: Sequence[Shown]) -> list[str | Shown]:
+    """An observation's text and images (or what stands for them) in the order in which the model is shown them."""
+    if not places:
+        return [text, *images]
+    pieces: list[str | Shown] = []
+    for image, start, end in zip(images, (0, *places), places, strict=False):
+        pieces += [text[start:end], image]
+    pieces.append(text[places[-1] :])
+    return [piece for piece in pieces if not isinstance(piece, str) or piece]
 
 
 @dataclass(frozen=True, kw_only=True)

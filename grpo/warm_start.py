@@ -129,7 +129,7 @@ def demonstrate(
     episode = env.episode(task)
     observation = episode.observe()
     grids = tuple(vision.grid(image) for image in observation.images)
-    token_ids = list(chat.first_turn(observation.text, grids, observation.before))
+    token_ids = list(chat.first_turn(observation.text, grids, observation.before, observation.places))
     mask = [False] * len(token_ids)
     images = list(observation.images)
     for turn in range(env.max_turns):
@@ -145,7 +145,8 @@ def demonstrate(
         if episode.act(reply).done or turn + 1 == env.max_turns:
             break
         observation = episode.observe()
-        block = chat.next_turn(observation.text, grids)
+        grids = tuple(vision.grid(image) for image in observation.images)
+        block = chat.next_turn(observation.text, grids, observation.places)
         token_ids += block
         mask += [False] * len(block)
         images += observation.images

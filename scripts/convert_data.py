@@ -231,7 +231,7 @@ class _Output:
         self.ids.add(row.get("id", ""))
         line = json.dumps(row, ensure_ascii=False)
         seen = shown(read_row(line.encode()))
-        asked = repr((seen.text, seen.before, seen.images)).encode("utf-8", "surrogatepass")
+        asked = repr((seen.asked, seen.images)).encode("utf-8", "surrogatepass")
         return f"{line}\n", hashlib.blake2b(asked, digest_size=16).digest(), kind
 
     def _image(self, content: bytes) -> str:

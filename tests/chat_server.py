@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from grpo.batch import collate
+from grpo.chat import IMAGE_PAD
 from grpo.policy import Policy
 from grpo.types import TokenTrace
 
@@ -95,18 +96,14 @@ def _complete(policy: Policy, request: dict[str, Any]) -> tuple[str, int, bool]:
 
 
 def _prompt(policy: Policy, messages: list[dict[str, Any]]) -> tuple[list[int], list[np.ndarray]]:
-    ids: list[int] = []
-    images: list[np.ndarray] = []
-    for message in messages:
-        if message["role"] == "assistant":
-            ids += [*policy.tokenizer.encode(message["content"], add_special_tokens=False), policy.chat.end_token]
-            continue
-        (text,) = [part["text"] for part in message["content"] if part["type"] == "text"]
-        shown = [_image(part["image_url"]["url"]) for part in message["content"] if part["type"] == "image_url"]
-        grids = tuple(policy.vision.grid(image) for image in shown)
-        ids += policy.chat.next_turn(text, grids) if ids else policy.chat.first_turn(text, grids)
-        images += shown
-    return ids, images
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    images = [_image(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+    text = policy.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    first, *rest = text.split(IMAGE_PAD)
+    for image, piece in zip(images, rest, strict=True):
+        height, width = policy.vision.grid(image)
+        first += IMAGE_PAD * (height * width) + piece
+    return policy.tokenizer.encode(first, add_special_tokens=False), images
 
 
 def _image(uri: str) -> np.ndarray:

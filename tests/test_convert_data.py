@@ -54,7 +54,7 @@ def test_a_hugging_face_table_becomes_a_manifest_that_can_be_played(
     (task,) = env.tasks("train", 1, seed=0)
     episode = env.episode(task)
     seen = episode.observe()
-    assert (seen.text.startswith("Question"), seen.images[0].shape) == (True, (30, 40, 3))
+    assert (seen.text.startswith("Question"), seen.places, seen.images[0].shape) == (True, (0,), (30, 40, 3))
     assert episode.act(episode.expert() or "").solved
 
 

@@ -143,6 +143,10 @@ def test_any_reply_is_taken_as_data(reply: str) -> None:
         ({**SUM, "messages": []}, "prompt: wants either prompt or messages"),
         ({"answer": 2, "kind": "number"}, "prompt: wants either prompt or messages"),
         ({**SUM, "images": "a.png"}, "images: Input should be a valid array"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": 2, "kind": "number"},
+            r"messages\.0\.content\.0: Input tag 'image_url' .* expected tags: 'text', 'image'",
+        ),
         ({**SUM, "images": ["none.png"]}, "images: .*none.png: there is no such file"),
         ({**SUM, "images": ["train.jsonl"]}, "images: .*train.jsonl: is no image"),
         ({**SUM, "prompt": "<image> and <image>?", "images": ["a"]}, "images: are 1, but the text has 2 markers"),
@@ -236,19 +240,60 @@ def test_messages_keep_their_order_and_images_belong_to_the_last(tmp_path: Path)
     ]
     seen = shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
     assert [message.role for message in seen.before] == ["system", "user", "assistant"]
-    assert (seen.text, seen.images) == ("How many?", ("a.png",))
-    messages[1] = {"role": "user", "content": [{"type": "image", "image": "b.png"}]}
-    with pytest.raises(RowError, match=r"messages\.1: holds an image"):
-        shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
+    assert (seen.text, seen.images, seen.places) == ("How many?", ("a.png",), (0,))
+    for content in ([{"type": "image", "image": "b.png"}], "<image> too"):
+        messages[1] = {"role": "user", "content": content}
+        with pytest.raises(RowError, match=r"messages\.1: holds an image"):
+            shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
 
 
-def test_markers_go_or_become_numbers() -> None:
-    def text(prompt: str, images: list[str]) -> str:
-        return shown(read_row(json.dumps({**SUM, "prompt": prompt, "images": images}).encode())).text
+@pytest.mark.parametrize(
+    ("prompt", "images", "text", "places"),
+    [
+        ("<image>\nHow many?", ["a"], "\nHow many?", (0,)),
+        ("<image> or <image>?", ["a", "b"], " or ?", (0, 4)),
+        ("This <image>", ["a"], "This ", ()),
+        ("Which?", ["a", "b"], "Which?", ()),
+    ],
+)
+def test_images_stand_where_their_markers_do_and_else_follow_the_text(
+    prompt: str, images: list[str], text: str, places: tuple[int, ...]
+) -> None:
+    seen = shown(read_row(json.dumps({**SUM, "prompt": prompt, "images": images}).encode()))
+    assert (seen.text, seen.images, seen.places) == (text, tuple(images), places)
 
-    assert text("<image>\nHow many?", ["a"]) == "How many?"
-    assert text("<image> or <image>?", ["a", "b"]) == "[image 1] or [image 2]?"
-    assert text("Which?", ["a", "b"]) == "Which?"
+
+@pytest.mark.parametrize(
+    ("content", "images", "shown_images", "places"),
+    [
+        ("<image>x", ["a"], ("a",), (0,)),
+        ([{"type": "image"}, {"type": "text", "text": "x"}], ["a"], ("a",), (0,)),
+        ([{"type": "image", "image": "b"}, {"type": "text", "text": "x"}], ["a"], ("b", "a"), (0, 1)),
+        ([{"type": "image", "image": "b"}, {"type": "text", "text": "<image>x"}], ["a"], ("b", "a"), (0, 0)),
+        ([{"type": "text", "text": "x"}, {"type": "image"}], ["a"], ("a",), ()),
+    ],
+)
+def test_parts_of_a_message_are_places_and_the_rows_images_fill_those_without_a_path(
+    content: Any, images: list[str], shown_images: tuple[str, ...], places: tuple[int, ...]
+) -> None:
+    row = {"messages": [{"role": "user", "content": content}], "images": images, "answer": 1, "kind": "number"}
+    seen = shown(read_row(json.dumps(row).encode()))
+    assert (seen.text, seen.images, seen.places) == ("x", shown_images, places)
+
+
+def test_a_question_with_its_one_image_elsewhere_is_the_same_question(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png", colour="blue")
+    ask = [{**SUM, "images": ["a.png"], "prompt": prompt} for prompt in ("Colour?", "<image>\nColour?")]
+    pairs = [
+        {**SUM, "images": ["a.png", "b.png"], "prompt": text} for text in ("<image>, <image> ", "<image><image>,  ")
+    ]
+    assert faults(built(tmp_path, [*ask, *pairs])) == [
+        ("train_manifest", "line 2: asks the same as line 1: same text, same images")
+    ]
+    (task,) = built(tmp_path, ask[1:]).tasks("train", 1, seed=0)
+    seen = built(tmp_path, ask[1:]).episode(task).observe()
+    assert (seen.text, seen.places, len(seen.images)) == ("\nColour?", (0,), 1)
 
 
 def test_images_are_upright_without_transparency_and_of_bounded_size(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from grpo.interfaces import DataError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Counts up when what is kept, or what is checked, changes."""
 
 TOLD = 20
@@ -194,8 +194,7 @@ class _Scan:
     def add(self, number: int, start: int, end: int, row: Row, seen: Shown) -> None:
         self.lines.append(number)
         self.spans.extend((start, end))
-        parts = (seen.text, *(f"{message.role}\0{message.text}" for message in seen.before))
-        self.texts += _hash("\0\0".join(parts).encode("utf-8", "surrogatepass"))
+        self.texts += _hash(seen.asked.encode("utf-8", "surrogatepass"))
         if row.id is not None:
             self.ids += _hash(row.id.encode("utf-8", "surrogatepass"))
             self.id_lines.append(number)

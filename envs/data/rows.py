@@ -1,18 +1,18 @@
 """One line of a manifest: its schema, its checks, and what of it the model is shown.
 
-Images always follow the text of the last message, in their order, because that is all an `Observation` can say; a
-marker `<image>` in the text is therefore taken out, or becomes `[image 2]` where there are several.
+An image stands where the text has a marker `<image>`, or a message a part for it; without either, images follow the
+text in their order. Only the last message may have any: a `Message` before it is text alone.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo.types import Message
 
@@ -31,10 +31,18 @@ class _Read(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class _Part(_Read):
-    type: Literal["text", "image"]
-    text: str | None = None
+class _Text(_Read):
+    type: Literal["text"]
+    text: str
+
+
+class _Image(_Read):
+    type: Literal["image"]
     image: str | None = None
+    """None: the next of the row's `images`."""
+
+
+_Part = Annotated[_Text | _Image, Field(discriminator="type")]
 
 
 class _ChatMessage(_Read):
@@ -68,6 +76,17 @@ class Shown:
     text: str
     before: tuple[Message, ...]
     images: tuple[str, ...]
+    """Their paths, as written."""
+    places: tuple[int, ...]
+    """Where in `text` they stand, as `grpo.types.Observation` has it."""
+
+    @property
+    def asked(self) -> str:
+        """What is asked, images aside, to find the same question again wherever its one image stands."""
+        several = self.places if len(self.places) > 1 else ()
+        return "\0\0".join(
+            (self.text.strip(), *(f"{message.role}\0{message.text}" for message in self.before), *map(str, several))
+        )
 
 
 _read = Row.__pydantic_validator__.validate_json
@@ -78,9 +97,7 @@ def read_row(line: bytes) -> Row:
     try:
         row = _read(line)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "_", "str")))
-        raise RowError(where, first["msg"]) from error
+        raise RowError(*_first_fault(error)) from error
     check = _ANSWERS.get(row.kind)
     wanted = check(row) if check else None
     if wanted:
@@ -98,63 +115,85 @@ def read_row(line: bytes) -> Row:
     return row
 
 
+def _first_fault(error: ValidationError) -> tuple[str, str]:
+    """Key and reason. A value that may be of several types has a fault for each: the one deepest inside says most."""
+    faults = error.errors(include_url=False, include_input=False)
+    here = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
+    deepest = max(here, key=lambda fault: len(fault["loc"]))
+    where = [str(part) for part in deepest["loc"]]
+    return ".".join(part for part in where if not part.startswith(("list[", "str"))), deepest["msg"]
+
+
 def shown(row: Row) -> Shown:
     """Raises RowError."""
     if (row.prompt is None) == (row.messages is None):
         raise RowError("prompt", "wants either prompt or messages, and not both")
-    if row.prompt is not None:
-        before: tuple[Message, ...] = ()
-        text, images = row.prompt, tuple(row.images)
+    before: tuple[Message, ...] = ()
+    if row.prompt is None:
+        before, parts = _conversation(row)
+        text, places, images = _placed(parts, row.images)
+    elif MARKER in row.prompt:
+        text, places, images = _placed(_parts(row.prompt), row.images)
     else:
-        before, text, images = _conversation(row)
+        text, places, images = row.prompt, (), tuple(row.images)
     if row.system is not None:
         if any(message.role == "system" for message in before):
             raise RowError("system", "is given twice: as a key and among the messages")
         before = (Message(role="system", text=row.system), *before)
-    if MARKER in text:
-        text = _without_markers(text, len(images))
     if not text or text.isspace():
         raise RowError("prompt", "is blank; the model needs a question")
-    return Shown(text=text, before=before, images=images)
+    return Shown(text=text, before=before, images=images, places=places)
 
 
-def _conversation(row: Row) -> tuple[tuple[Message, ...], str, tuple[str, ...]]:
+def _conversation(row: Row) -> tuple[tuple[Message, ...], Sequence[_Part]]:
+    """What comes before the last message, and the last one's parts."""
     messages = row.messages or []
     if not messages or messages[-1].role != "user":
         raise RowError("messages", "must end with one of the user, which is what the model answers")
     before = []
     for index, message in enumerate(messages[:-1]):
-        text, marks, paths = _parts(message)
-        if marks or paths:
+        parts = _parts(message.content)
+        text = "".join(part.text for part in parts if part.type == "text")
+        if MARKER in text or any(part.type == "image" for part in parts):
             raise RowError(f"messages.{index}", "holds an image; only the last message can")
         if message.role == "system" and index:
             raise RowError(f"messages.{index}", "is of the system, which only the first can be")
         before.append(Message(role=message.role, text=text))
-    text, marks, paths = _parts(messages[-1])
-    images = (*paths, *row.images)
-    if marks and marks != len(row.images):
-        raise RowError("images", f"are {len(row.images)}, but the last message has places for {marks}")
-    return tuple(before), text, images
+    return tuple(before), _parts(messages[-1].content)
 
 
-def _parts(message: _ChatMessage) -> tuple[str, int, list[str]]:
-    """Text, how many images without a path, and the paths of the others."""
-    if isinstance(message.content, str):
-        return message.content, 0, []
-    text = "".join(part.text or "" for part in message.content if part.type == "text")
-    images = [part.image for part in message.content if part.type == "image"]
-    return text, images.count(None), [path for path in images if path is not None]
+def _parts(content: str | list[_Part]) -> Sequence[_Part]:
+    return [_Text(type="text", text=content)] if isinstance(content, str) else content
 
 
-def _without_markers(text: str, images: int) -> str:
-    marks = text.count(MARKER)
-    if marks != images:
-        raise RowError("images", f"are {images}, but the text has {marks} markers {MARKER}")
-    if images == 1:
-        return text.replace(MARKER, "").strip()
-    for number in range(1, images + 1):
-        text = text.replace(MARKER, f"[image {number}]", 1)
-    return text
+def _placed(parts: Sequence[_Part], images: Sequence[str]) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+    """The text without markers, where its images stand in it, and their paths.
+
+    `images` fill the places that name no path; where there is none, they follow the text.
+    """
+    text = ""
+    places: list[int] = []
+    paths: list[str | None] = []
+    for part in parts:
+        if part.type == "image":
+            places.append(len(text))
+            paths.append(part.image)
+            continue
+        first, *rest = part.text.split(MARKER)
+        text += first
+        for piece in rest:
+            places.append(len(text))
+            paths.append(None)
+            text += piece
+    unnamed = paths.count(None)
+    if unnamed and unnamed != len(images):
+        raise RowError("images", f"are {len(images)}, but the text has {unnamed} markers {MARKER}")
+    given = iter(images)
+    found = [next(given) if path is None else path for path in paths]
+    following = list(given)
+    places += [len(text)] * len(following)
+    inside = any(place < len(text) for place in places)
+    return text, tuple(places) if inside else (), (*found, *following)
 
 
 def _number(row: Row) -> str | None:

@@ -7,19 +7,16 @@ them; an evaluation pays 1 for solved and 0 otherwise, so that SkyRL's own pass 
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import skyrl_gym
-from PIL import Image
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 
 from grpo.engines.skyrl import ENV_CLASS
 from grpo.interfaces import Env
+from grpo.openai_content import messages
 from grpo.playing import Play, TooLong, begin, left_out
 from grpo.reward import Mixture
 from grpo.types import Observation, Score, Task, Transcript
@@ -42,13 +39,12 @@ class SkyrlEnv(BaseTextEnv):
         return self._play.observation
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
-        earlier = [{"role": said.role, "content": said.text} for said in self.observation.before]
-        return [*earlier, message(self.observation)], {}
+        return messages(self.observation), {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """For SkyRL's own generators: they tell no number of tokens, and each episode is scored by itself."""
         if not self.take(action, completion_tokens=0):
-            return BaseTextEnvStepOutput(observations=[message(self.observation)], reward=0.0, done=False, metadata={})
+            return BaseTextEnvStepOutput(observations=messages(self.observation), reward=0.0, done=False, metadata={})
         transcript, _ = self.finish()
         score = self._mixture(transcript, where=f"task {transcript.task.id}, sample {self._play.sample}")
         reward = pays(transcript, score, evaluation=self._evaluation)
@@ -95,15 +91,3 @@ def row(task: Task, sample: int, *, evaluation: bool) -> dict[str, Any]:
 
 def task_of(given: Mapping[str, Any]) -> Task:
     return Task(id=given["id"], split=given["split"], seed=given["seed"], data=given["data"])
-
-
-def message(observation: Observation) -> dict[str, Any]:
-    """The observation as a user's message of the OpenAI API."""
-    images = [{"type": "image_url", "image_url": {"url": image_url(image)}} for image in observation.images]
-    return {"role": "user", "content": [{"type": "text", "text": observation.text}, *images]}
-
-
-def image_url(image: np.ndarray) -> str:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -122,7 +122,7 @@ class Generator(SkyRLVLMGymGenerator):
         env: Any = skyrl_gym.make(env_class, env_config={}, extras={**env_extras, "sample": sample})
         tokens, observation = _Tokens(), env.observation
         images = await self._images.prepare(observation.images)
-        first = self.chat.first_turn(observation.text, _grids(images), observation.before)
+        first = self.chat.first_turn(observation.text, _grids(images), observation.before, observation.places)
         if len(first) > max_input_length:
             env.leave_out(TooLong(len(first), max_input_length))
             observation, images = env.observation, []
@@ -167,7 +167,7 @@ class Generator(SkyRLVLMGymGenerator):
             images = await self._images.prepare(observation.images)
             # A reply that was cut has no end marker; the template's next turn wants one.
             block = [] if ids[-1] == self.chat.end_token else [self.chat.end_token]
-            block += self.chat.next_turn(observation.text, _grids(images))
+            block += self.chat.next_turn(observation.text, _grids(images), observation.places)
             if len(tokens.ids) + len(block) > max_input_length:
                 return
             tokens.show(block, images, observation)

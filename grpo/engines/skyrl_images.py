@@ -22,7 +22,7 @@ from transformers import AutoImageProcessor
 from vllm.entrypoints.serve.disagg.mm_serde import decode_mm_kwargs_item, encode_mm_kwargs_item
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from grpo.engines.skyrl_env import image_url
+from grpo.openai_content import image_url
 from grpo.vision import digest
 
 log = logging.getLogger(__name__)

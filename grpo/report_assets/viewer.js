@@ -153,12 +153,22 @@ function drawViewer(page, data) {
     );
   }
 
+  // The text with a mark where each image stands; runs of earlier versions logged no places.
+  function shown(turn) {
+    const characters = Array.from(turn.text); // of JavaScript's own units, an emoji takes two
+    const places = turn.places || [];
+    const pieces = places.map((end, index) => {
+      return `${characters.slice(places[index - 1] || 0, end).join("")}[image ${index + 1}]`;
+    });
+    return pieces.join("") + characters.slice(places.at(-1) || 0).join("");
+  }
+
   function turnFields(turn) {
     return [
       field(`reply (${turn.completion_tokens} tokens${turn.truncated ? ", cut off" : ""})`, text(turn.reply, "reply")),
       field("action", turn.action === null ? make("span", { class: "bad" }, "none understood") : text(turn.action)),
       field("feedback", text(turn.feedback)),
-      field("observation", text(turn.text)),
+      field("observation", text(shown(turn))),
       field("true state", text(JSON.stringify(turn.state))),
     ];
   }
