@@ -44,9 +44,29 @@ class Endpoint:
             timeout=TIMEOUT_SECONDS,
         )
 
-    def models(self) -> list[str]:
-        """Names that the server answers to. Raises openai.OpenAIError where nobody answers."""
-        return sorted(model.id for model in self._client.models.list())
+    def check(self, model: str) -> None:
+        """Does the server answer to this name? Raises ValueError with its reason, OpenAIError where nobody answers.
+
+        Its list of models does not decide: `transformers serve` lists what lies in its cache, others list nothing.
+        """
+        from openai import APIStatusError
+
+        try:
+            listed = sorted(known.id for known in self._client.models.list())
+        except APIStatusError:
+            listed = []
+        if model in listed:
+            return
+        try:
+            self._client.with_options(max_retries=0).chat.completions.create(
+                model=model, messages=[{"role": "user", "content": "?"}], temperature=0.0, seed=0, max_tokens=1
+            )
+        except APIStatusError as error:
+            names = ", ".join(listed) or "nothing"
+            raise ValueError(
+                f"{self._client.base_url} does not serve {model} ({error}); it lists {names}; give what it serves as "
+                "--model"
+            ) from error
 
     def play(
         self,

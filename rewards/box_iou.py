@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from grpo.types import Turn
 from rewards.answers import AnswerTerm, read_json
-from rewards.frames import Box, Frame, answer_size, normalised, read_boxes, reference_size
+from rewards.frames import Box, Frame, answer_size, normalised, read_boxes, reference_boxes, reference_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,7 @@ class BoxIou(AnswerTerm):
             raise ValueError(f"threshold={self.threshold} must be above 0 and at most 1, or null")
 
     def compare(self, answer: str, turn: Turn) -> float:
-        wanted = read_boxes(turn.state["answer"])
-        if wanted is None:
-            raise ValueError(f"the reference {turn.state['answer']!r} is no box [left, top, right, bottom]")
+        wanted = reference_boxes(turn, self.reference_frame)
         stated = read_boxes(read_json(answer))
         if stated is None:
             return 0.0

@@ -17,6 +17,9 @@ Frame = Literal["pixel", "normalised", "thousand"]
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
+ROUNDED = 0.01
+"""Of the frame: so far out a reference may reach, as boxes at an edge do that were rounded or drawn by hand."""
+
 MOST = 64
 """Boxes in one answer; more are no answer."""
 
@@ -28,6 +31,23 @@ def sizes(turn: Turn) -> tuple[tuple[float, float], tuple[float, float]]:
     height, width = turn.observation.images[0].shape[:2]
     stored = turn.state.get("image_sizes") or [[width, height]]
     return (float(stored[0][0]), float(stored[0][1])), (float(width), float(height))
+
+
+def reference_boxes(turn: Turn, frame: Frame) -> list[Box]:
+    """The task's boxes, as they are written. Raises ValueError if they are none, or cannot be in `frame`."""
+    value = turn.state["answer"]
+    boxes = read_boxes(value)
+    if boxes is None:
+        raise ValueError(f"the reference {value!r} is no box [left, top, right, bottom]")
+    if frame == "pixel":
+        return boxes
+    extent = _EXTENT[frame][0]
+    numbers = [number for box in boxes for number in box]
+    if min(numbers) < -ROUNDED * extent or max(numbers) > (1 + ROUNDED) * extent:
+        raise ValueError(f"the reference {value!r} reaches out of the frame {frame}, 0 to {extent:g}; is it in pixels?")
+    if frame == "thousand" and max(numbers) <= 1:
+        raise ValueError(f"the reference {value!r} is a speck in the frame thousand, 0 to 1000; is it normalised?")
+    return boxes
 
 
 def reference_size(turn: Turn, frame: Frame) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from grpo.types import Turn
 from rewards.answers import AnswerTerm
-from rewards.frames import Frame, answer_size, normalised, read_boxes, read_point, reference_size
+from rewards.frames import Frame, answer_size, normalised, read_point, reference_boxes, reference_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,7 @@ class PointInBox(AnswerTerm):
     answer_frame: Frame
 
     def compare(self, answer: str, turn: Turn) -> float:
-        boxes = read_boxes(turn.state["answer"])
-        if boxes is None:
-            raise ValueError(f"the reference {turn.state['answer']!r} is no box [left, top, right, bottom]")
+        boxes = reference_boxes(turn, self.reference_frame)
         point = read_point(answer)
         if point is None:
             return 0.0

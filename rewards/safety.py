@@ -16,7 +16,8 @@ from grpo.types import Transcript
 class Safety(Reward):
     """1.0 for a clean transcript, 0.0 as soon as one turn holds a forbidden phrase or takes a forbidden action.
 
-    Letter case, width variants and the amount of white space make no difference.
+    Letter case, width variants, the amount of white space and invisible characters make no difference. A letter that
+    only looks like another, from a different alphabet, does.
     """
 
     forbidden: tuple[str, ...]
@@ -44,4 +45,7 @@ class Safety(Reward):
 
 
 def _plain(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    if plain.isprintable():  # which is quick to tell, and false for what is taken out
+        return plain
+    return " ".join("".join(c for c in plain if unicodedata.category(c) not in ("Cc", "Cf")).split())

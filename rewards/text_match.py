@@ -9,12 +9,18 @@ from typing import ClassVar, Literal
 from grpo.types import Turn
 from rewards.answers import AnswerTerm
 
+BEFORE_DIGITS = "-.,:/\u2010\u2011\u2012\u2013\u2014"
+"""Marks that belong to the number after them; the last five are hyphens and dashes."""
+AFTER_WORDS = "%\u2030#"
+"""Marks that belong to the letter or digit before them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextMatch(AnswerTerm):
     """1.0 if the answer is the reference, or one of them where the reference is a list.
 
-    Unicode spellings of one character (NFC) are always equal. A longer text that contains the reference is wrong.
+    Unicode spellings of one character (NFC) are always equal. A longer text that contains the reference is wrong. A
+    mark that changes what is said is no mere punctuation: that of `3.5`, `-5`, `50%` and `C#`.
     """
 
     kind: ClassVar[str] = "text"
@@ -38,5 +44,14 @@ class TextMatch(AnswerTerm):
             parts = unicodedata.normalize("NFD", text)
             text = unicodedata.normalize("NFC", "".join(c for c in parts if not unicodedata.combining(c)))
         if "punctuation" in ignore:
-            text = "".join(c for c in text if not unicodedata.category(c).startswith("P"))
+            text = "".join(c for at, c in enumerate(text) if not _is_punctuation(text, at))
         return " ".join(text.split()) if "space" in ignore else text
+
+
+def _is_punctuation(text: str, at: int) -> bool:
+    mark = text[at]
+    if not unicodedata.category(mark).startswith("P"):
+        return False
+    if mark in AFTER_WORDS:
+        return not text[at - 1 : at].isalnum()
+    return not (mark in BEFORE_DIGITS and text[at + 1 : at + 2].isdigit())

@@ -4,13 +4,18 @@
     python scripts/convert_data.py llava FILE.json --image-folder FOLDER --out OUT
     python scripts/convert_data.py verl FILE.parquet --out OUT       # SkyRL's too: prompt, images, ground truth
 
-`parquet` is what Hugging Face `datasets` writes. Every row is checked as env=manifest will check it; what cannot be
-used is left out, named with its reason and counted, and so is what is asked twice. Parquet wants the extra [data].
+`parquet` is what Hugging Face `datasets` writes. `llava` is JSON or JSON lines; of a conversation, the first question
+and its answer are taken. Images are bytes, {bytes, path}, paths or data: addresses, one or a list of them.
+
+Every row is checked as env=manifest will check it; what cannot be used is left out, named with its reason and counted,
+and so is what is asked twice. Parquet wants the extra [data].
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import binascii
 import hashlib
 import json
 import math
@@ -33,6 +38,8 @@ from envs.data.rows import RowError, read_row, shown
 TOLD = 20
 KINDS = ("auto", "choice", "number", "text", "json", "box", "point", "math")
 SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8": "jpg", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp"}
+LONGEST_NUMBER = 64
+"""Characters; the reward term reads no longer ones."""
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -78,8 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", type=float, default=0.1, metavar="SHARE", help="of the rows, by content (0.1)")
     parser.add_argument("--question", default="question", metavar="COLUMN", help="parquet: the question's column")
     parser.add_argument("--answer", default="answer", metavar="COLUMN", help="parquet: the answer's column")
-    parser.add_argument("--image", default="image", metavar="COLUMN", help="parquet: the column of the image or images")
-    parser.add_argument("--image-folder", type=Path, default=Path(), metavar="FOLDER", help="llava: where images lie")
+    parser.add_argument(
+        "--image",
+        metavar="COLUMN",
+        help="parquet: the column of the image or images (image or images, if there is one)",
+    )
+    parser.add_argument(
+        "--image-folder", type=Path, metavar="FOLDER", help="where relative image paths start (where the FILE lies)"
+    )
     return parser
 
 
@@ -88,68 +101,99 @@ Rows = Iterator[Callable[[], Question]]
 
 
 def _parquet(options: argparse.Namespace) -> tuple[int, Rows]:
-    def question(row: Mapping[str, Any]) -> Question:
-        missing = [name for name in (options.question, options.answer) if row.get(name) is None]
+    def question(row: Mapping[str, Any], folder: Path) -> Question:
+        missing = [name for name in (options.question, options.answer) if row[name] is None]
         if missing:
-            raise Unusable(f"column {missing[0]!r} is empty or not there; there are {', '.join(row)}")
-        images = _encoded(row.get(options.image))
+            raise Unusable(f"column {missing[0]!r} is empty")
+        column = options.image or ("image" if "image" in row else "images")
+        images = _encoded(row.get(column), folder)
         return Question(fields={"prompt": str(row[options.question])}, images=images, answer=row[options.answer])
 
-    return _table(options.files, question)
+    return _table(options, [options.question, options.answer, *filter(None, [options.image])], question)
 
 
 def _verl(options: argparse.Namespace) -> tuple[int, Rows]:
-    def question(row: Mapping[str, Any]) -> Question:
-        judged = row.get("reward_model") or row.get("reward_spec") or {}
-        if judged.get("ground_truth") is None:
+    def question(row: Mapping[str, Any], folder: Path) -> Question:
+        judged = row.get("reward_model") or row.get("reward_spec")
+        if not isinstance(judged, Mapping) or judged.get("ground_truth") is None:
             raise Unusable("there is no reward_model.ground_truth (verl) or reward_spec.ground_truth (SkyRL)")
-        prompt = row.get("prompt")
+        prompt = row["prompt"]
         if not isinstance(prompt, list) or not prompt:
             raise Unusable("column 'prompt' is no list of messages")
         messages = [{"role": turn["role"], "content": turn["content"]} for turn in prompt]
-        return Question(
-            fields={"messages": messages}, images=_encoded(row.get("images")), answer=judged["ground_truth"]
-        )
+        images = _encoded(row.get("images"), folder)
+        return Question(fields={"messages": messages}, images=images, answer=judged["ground_truth"])
 
-    return _table(options.files, question)
+    return _table(options, ["prompt"], question)
 
 
-def _table(files: Sequence[Path], question: Callable[[Mapping[str, Any]], Question]) -> tuple[int, Rows]:
-    """Rows of parquet files, a batch at a time. Raises ImportError or OSError."""
+def _table(
+    options: argparse.Namespace, columns: Sequence[str], question: Callable[[Mapping[str, Any], Path], Question]
+) -> tuple[int, Rows]:
+    """Rows of parquet files, a batch at a time. Raises ImportError, OSError, or ValueError for a column not there."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise ImportError(
             "parquet files want pyarrow: pip install 'hydra-grpo[data]', or pip install pyarrow"
         ) from error
-    opened = [parquet.ParquetFile(file) for file in files]
+    opened = {path: parquet.ParquetFile(path) for path in options.files}
+    for path, file in opened.items():
+        known = file.schema_arrow.names
+        if missing := [name for name in columns if name not in known]:
+            raise ValueError(f"{path} has no column {missing[0]!r}; it has {', '.join(known)}")
 
     def rows() -> Rows:
-        for file in opened:
+        for path, file in opened.items():
+            folder = options.image_folder or path.parent
             for batch in file.iter_batches(batch_size=64):
                 for row in batch.to_pylist():
-                    yield lambda row=row: question(row)
+                    yield lambda row=row, folder=folder: question(row, folder)
 
-    return sum(file.metadata.num_rows for file in opened), rows()
+    return sum(file.metadata.num_rows for file in opened.values()), rows()
 
 
 def _llava(options: argparse.Namespace) -> tuple[int, Rows]:
-    records = [record for file in options.files for record in json.loads(file.read_bytes())]
+    records = [
+        (record, options.image_folder or file.parent) for file in options.files for record in _json_records(file)
+    ]
 
-    def question(record: Mapping[str, Any]) -> Question:
-        turns = [(ROLES.get(turn["from"], turn["from"]), turn["value"]) for turn in record["conversations"]]
+    def question(record: Any, folder: Path) -> Question:
+        if not isinstance(record, Mapping):
+            raise Unusable(f"is {type(record).__name__}, and no object with a conversation")
+        if record.get("video") or record.get("videos"):
+            raise Unusable("holds a video; only images can be shown")
+        turns = [_said(turn) for turn in record.get("conversations") or record["messages"]]
         system = [text for role, text in turns if role == "system"]
         said = [(role, text) for role, text in turns if role != "system"]
         if [role for role, _ in said[:2]] != ["user", "assistant"]:
             raise Unusable("the conversation does not begin with a question and its answer")
-        names = record.get("image") or record.get("images") or []
-        paths = [options.image_folder / name for name in ([names] if isinstance(names, str) else names)]
+        images = _encoded(record.get("image") or record.get("images"), folder)
         fields = {"prompt": said[0][1], **({"system": system[0]} if system else {})}
         if record.get("id") is not None:
             fields["id"] = str(record["id"])
-        return Question(fields=fields, images=[path.read_bytes() for path in paths], answer=said[1][1])
+        return Question(fields=fields, images=images, answer=said[1][1])
 
-    return len(records), iter([lambda record=record: question(record) for record in records])
+    return len(records), iter([lambda record=record: question(*record) for record in records])
+
+
+def _json_records(file: Path) -> list[Any]:
+    """A list in one JSON value, or one value a line. Raises OSError or ValueError."""
+    content = file.read_bytes()
+    try:
+        found = json.loads(content)
+    except ValueError:
+        try:
+            found = [json.loads(line) for line in content.splitlines() if line.strip()]
+        except ValueError as error:
+            raise ValueError(f"{file} is neither JSON nor JSON lines: {error}") from error
+    return found if isinstance(found, list) else [found]
+
+
+def _said(turn: Mapping[str, str]) -> tuple[str, str]:
+    """Role and text, in LLaVA's words (from, value) or OpenAI's (role, content)."""
+    role, text = (turn["from"], turn["value"]) if "from" in turn else (turn["role"], turn["content"])
+    return ROLES.get(role, role), text
 
 
 SOURCES: Mapping[str, Callable[[argparse.Namespace], tuple[int, Rows]]] = {
@@ -159,20 +203,24 @@ SOURCES: Mapping[str, Callable[[argparse.Namespace], tuple[int, Rows]]] = {
 }
 
 
-def _encoded(value: Any) -> list[bytes]:
-    """The images in a cell: bytes, Hugging Face's {bytes, path}, or a list of them."""
+def _encoded(value: Any, folder: Path) -> list[bytes]:
+    """The images in a cell: bytes, Hugging Face's {bytes, path}, a path, a data: address, or a list of them."""
     if value is None:
         return []
     if isinstance(value, list):
-        return [content for item in value for content in _encoded(item)]
+        return [content for item in value for content in _encoded(item, folder)]
     if isinstance(value, Mapping):
-        if value.get("bytes") is not None:
-            return [value["bytes"]]
-        if value.get("path"):
-            return [Path(value["path"]).read_bytes()]
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if isinstance(value, bytes):
         return [value]
-    raise Unusable(f"an image is {type(value).__name__}; bytes or {{bytes, path}} were expected")
+    if isinstance(value, str) and value.startswith("data:"):
+        try:
+            return [base64.b64decode(value.partition(",")[2], validate=True)]
+        except binascii.Error as error:
+            raise Unusable(f"an image's data: address is no base64: {error}") from error
+    if isinstance(value, str) and value:
+        return [(folder / value).read_bytes()]
+    raise Unusable(f"an image is {type(value).__name__}; bytes, {{bytes, path}}, a path or a data: address are read")
 
 
 @dataclass(kw_only=True)
@@ -210,7 +258,7 @@ class _Output:
             if content in self.seen:
                 raise Unusable("asks the same as a row before it")
         except (Unusable, RowError, OSError, KeyError, TypeError) as error:
-            reason = f"{type(error).__name__} {error}" if isinstance(error, KeyError | TypeError) else str(error)
+            reason = f"has no {error}" if isinstance(error, KeyError) else str(error)
             self.refused[re.sub(r"\d+", "…", reason)[:80]] += 1
             if len(self.told) < TOLD:
                 self.told.append(f"row {number}: {reason}")
@@ -270,8 +318,9 @@ def _answered(answer: Any, kind: str) -> tuple[Any, str]:
         answer = answer.strip()
         if re.fullmatch(r"[A-Z]", answer):
             return answer, "choice"
-        if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", answer):
-            return float(answer) if "." in answer else int(answer[:300]), "number"
+        # A leading zero is that of a code, such as 007.
+        if len(answer) <= LONGEST_NUMBER and re.fullmatch(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?", answer):
+            return float(answer) if "." in answer else int(answer), "number"
         return answer, "text"
     if isinstance(answer, list) and all(isinstance(text, str) for text in answer):
         return answer, "text"

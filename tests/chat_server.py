@@ -25,16 +25,23 @@ from grpo.types import TokenTrace
 
 
 @contextmanager
-def serving(policy: Policy, *names: str, failures: int = 0) -> Iterator[str]:
-    """The address, /v1 included; every name is the same model. The first `failures` completions answer 503."""
+def serving(policy: Policy, *names: str, failures: int = 0, lists: bool = True) -> Iterator[str]:
+    """The address, /v1 included; every name is the same model. The first `failures` completions answer 503.
+
+    Without `lists`, its models are served all the same, but not listed.
+    """
     lock, left = threading.Lock(), [failures]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+            told = names if lists else ()
+            self._answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in told]})
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if request["model"] not in names:
+                self._answer(404, {"error": {"message": f"The model {request['model']} does not exist."}})
+                return
             with lock:
                 if left[0] > 0:
                     left[0] -= 1

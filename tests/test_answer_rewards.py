@@ -66,6 +66,9 @@ def judged(term: Reward, answer: str | None, reference: Any, **state: Any) -> fl
         ("1,234.5", 1.0),
         (" +1,234.50 ", 1.0),
         ("1.2345e3", 1.0),
+        ("1234.50.", 0.0),
+        ("3/4", 0.0),
+        ("--1234.5", 0.0),
         ("1.234,5", 0.0),
         ("12,34.5", 0.0),  # thousands in twos
         ("1234.5 or 7", 0.0),
@@ -98,6 +101,29 @@ def test_a_true_minus_sign_is_a_minus_sign() -> None:
     assert judged(ENGLISH, "\u22127", -7) == 1.0
 
 
+def test_a_number_may_begin_or_end_with_its_decimal_separator() -> None:
+    assert [judged(ENGLISH, text, reference) for text, reference in ((".5", 0.5), ("5.", 5), (".", 0))] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
+
+
+def test_long_numbers_are_compared_digit_for_digit() -> None:
+    product = 98765432109876543210
+    assert [judged(ENGLISH, str(product + off), product) for off in (0, 1)] == [1.0, 0.0]
+    assert judged(ENGLISH, f"{product:,}", str(product)) == 1.0
+    assert judged(ENGLISH, "0.3", 0.1 + 0.2) == 0.0  # 0.30000000000000004 is what it says
+    assert judged(ENGLISH, "1e400", 10**300) == 0.0
+
+
+def test_separators_that_do_not_break_and_curly_apostrophes_are_separators() -> None:
+    french = Numeric(absolute_tolerance=0.0, relative_tolerance=0.0, decimal=",", thousands=" ", units={"": 1.0})
+    swiss = Numeric(absolute_tolerance=0.0, relative_tolerance=0.0, decimal=".", thousands="'", units={"": 1.0})
+    assert [judged(french, f"1{space}234,5", 1234.5) for space in " \u00a0\u202f\u2009"] == [1.0] * 4
+    assert [judged(swiss, f"1{mark}234.5", 1234.5) for mark in ("'", "\u2019")] == [1.0, 1.0]
+
+
 def test_units_are_converted_and_a_needed_unit_must_be_named() -> None:
     assert judged(LENGTH, "250 cm", 2.5) == 1.0
     assert judged(LENGTH, "2.52 m", 2.5) == 1.0  # within 1 %
@@ -106,6 +132,13 @@ def test_units_are_converted_and_a_needed_unit_must_be_named() -> None:
     assert judged(LENGTH, "cm 250 cm", 2.5) == 0.0
     assert judged(MONEY, "$1,234.50", 1234.5) == 1.0
     assert judged(MONEY, "1234.504", 1234.5) == 1.0
+    assert [judged(MONEY, text, -5) for text in ("-$5", "$-5", "\u2212$5.00", "-$-5", "$5")] == [
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_a_tolerance_of_nothing_around_zero_takes_zero_alone() -> None:
@@ -117,7 +150,10 @@ def test_a_tolerance_of_nothing_around_zero_takes_zero_alone() -> None:
     ("fields", "match"),
     [
         ({"absolute_tolerance": -1.0}, "at least 0"),
+        ({"absolute_tolerance": float("nan")}, "at least 0"),
+        ({"relative_tolerance": float("inf")}, "finite"),
         ({"thousands": "."}, "must differ"),
+        ({"units": {"m": 0.0}}, "one 'm' cannot be 0.0"),
         ({"units": {}}, "no answer could be right"),
     ],
 )
@@ -169,6 +205,24 @@ def test_exact_text_is_exact_and_loose_text_overlooks_what_it_says() -> None:
     assert [judged(LOOSE, text, "Café") for text in ("CAFE!", " caf\u00e9 ", "\uff23afe", "Cafe bar")] == [1, 1, 1, 0]
     assert judged(LOOSE, "the capital", ["Paris", "the capital"]) == 1.0
     assert judged(LOOSE, "Paris the capital", ["Paris", "the capital"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("3.5", "3.5.", "35"),
+        ("-5", "(-5)", "5"),
+        ("5", '"5"', "\u20135"),
+        ("50%", "50%!", "50"),
+        ("12:30", "12:30", "1230"),
+        ("C#", "c#", "C"),
+        ("3/4", "'3/4'", "34"),
+        ("Paris, 1999", "paris 1999", "Paris 199.9"),
+        ("e-mail", "email", "e mail"),
+    ],
+)
+def test_a_mark_that_changes_what_is_said_is_no_punctuation(reference: str, right: str, wrong: str) -> None:
+    assert [judged(LOOSE, text, reference) for text in (right, wrong)] == [1.0, 0.0]
 
 
 def test_fields_are_shared_out_and_a_spare_field_costs_as_a_wrong_one() -> None:
@@ -265,6 +319,24 @@ def test_frames_of_reference_and_answer_are_converted() -> None:
     assert value(qwen, "[250, 0, 500, 1000]", [100, 0, 200, 200]) == pytest.approx(1.0)
     shares = PointInBox(reference_frame="pixel", answer_frame="normalised")
     assert [value(shares, text, [100, 0, 200, 200]) for text in ("[0.3, 0.5]", "[0.6, 0.5]")] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("frame", "reference", "told"),
+    [
+        ("thousand", [10, 10, 1600, 900], "reaches out of the frame thousand, 0 to 1000; is it in pixels"),
+        ("thousand", [0.1, 0.1, 0.5, 1.0], "is a speck in the frame thousand, 0 to 1000; is it normalised"),
+        ("normalised", [0, 0, 50, 50], "reaches out of the frame normalised, 0 to 1; is it in pixels"),
+    ],
+)
+def test_a_reference_that_cannot_be_in_its_frame_is_an_error(frame: Any, reference: list[float], told: str) -> None:
+    for term in (
+        BoxIou(reference_frame=frame, answer_frame="thousand", threshold=None),
+        PointInBox(reference_frame=frame, answer_frame="thousand"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            judged(term, "", reference)
+        assert judged(term, "", [0.0, 0.0, 1.002, 1.0] if frame == "normalised" else [0, 0, 1003, 20]) == 0.0
 
 
 def test_a_point_lies_in_the_box_or_not() -> None:

@@ -13,7 +13,7 @@ from chat_server import serving
 from configs import ROOT
 from configs import run as configured
 
-from grpo import base, config
+from grpo import base, config, contenders
 from grpo.checkpoint import save_adapter
 from grpo.policy import Policy, load_policy
 from launchers import record
@@ -156,6 +156,14 @@ def test_a_wrong_command_is_refused_with_2(
     monkeypatch.setattr("grpo.endpoint.TRIES", 1)
     assert script.main(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_server_that_lists_nothing_is_asked_whether_it_serves_a_name() -> None:
+    with serving(policy(0.0), "tiny", lists=False) as url:
+        (contender,) = contenders.served(configured(), url, ["tiny"])
+        assert (contender.name, contender.source) == ("tiny", url)
+        with pytest.raises(ValueError, match=r"does not serve nope \(.*nope does not exist.*\); it lists nothing"):
+            contenders.served(configured(), url, ["tiny", "nope"])
 
 
 @pytest.mark.slow

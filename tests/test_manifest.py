@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
 import re
 from collections.abc import Mapping, Sequence
@@ -174,6 +175,26 @@ def test_all_bad_lines_of_both_manifests_are_told_together_up_to_twenty_each(tmp
     assert found[20][1] == "and 30 more; 50 faults in all"
 
 
+def test_faults_of_every_kind_are_told_together_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    rows = [
+        "nonsense",
+        {**SUM, "images": ["gone.png"]},
+        {**SUM, "id": "x", "prompt": "2?"},
+        {**SUM, "images": ["a.png"]},
+        {**SUM, "images": ["a.png"], "kind": "poem"},
+        {**SUM, "id": "x", "prompt": "3?"},
+        {**SUM, "prompt": "2?"},
+    ]
+    told = [problem for _, problem in faults(built(tmp_path, rows))]
+    assert [text.split(":")[0] for text in told] == ["line 1", "line 2", "line 5", "line 6", "line 7"]
+    assert told[1].endswith("gone.png: there is no such file")
+    assert told[-2:] == [
+        "line 6: id: is that of line 3 as well",
+        "line 7: asks the same as line 3: same text, same images",
+    ]
+
+
 def test_rows_that_are_there_twice_are_refused_by_content_and_by_id(tmp_path: Path) -> None:
     picture(tmp_path / "a.png")
     picture(tmp_path / "same.png")
@@ -315,6 +336,33 @@ def test_images_are_upright_without_transparency_and_of_bounded_size(tmp_path: P
     assert not pixels.flags.writeable
 
 
+@pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "webp", "bmp", "tiff"])
+def test_an_image_that_is_cut_off_is_told_with_its_line_before_anything_starts(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("whole", "cut"):
+        Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / f"{name}.{suffix}")
+    cut = tmp_path / f"cut.{suffix}"
+    cut.write_bytes(cut.read_bytes()[:-1500])
+    found = faults(built(tmp_path, [{**SUM, "images": [f"{name}.{suffix}"]} for name in ("whole", "cut")]))
+    assert [problem.split(": ")[0] for _, problem in found] == ["line 2"]
+
+
+def test_what_follows_a_whole_image_in_its_file_does_no_harm(tmp_path: Path) -> None:
+    for name in ("a.png", "b.jpg"):
+        picture(tmp_path / name)
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\0" * 40)
+    tasks = built(tmp_path, [{**SUM, "images": ["a.png", "b.jpg"]}]).tasks("train", 1, seed=0)
+    assert len(tasks) == 1
+
+
+def test_pipes_and_folders_are_no_images(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    rows = [{**SUM, "images": [name]} for name in ("pipe.png", "folder.png")]
+    told = [problem for _, problem in faults(built(tmp_path, rows))]
+    assert [text.rsplit(": ", 1)[1] for text in told] == ["is no file", "is no file"]
+
+
 def test_bombs_ribbons_and_programs_are_refused_before_they_are_opened(tmp_path: Path) -> None:
     picture(tmp_path / "bomb.png", size=(9000, 9000))
     picture(tmp_path / "ribbon.png", size=(900, 4))
@@ -389,9 +437,10 @@ def test_kinds_of_judges_are_components_and_their_faults_are_told_with_their_key
 
 def test_an_image_that_cannot_be_decoded_ends_its_episodes_and_names_its_line(tmp_path: Path, policy: Policy) -> None:
     rng = np.random.default_rng(0)
-    Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "cut.png")
-    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:3000])
-    env = built(tmp_path, [{**SUM, "images": ["cut.png"]}, *sums(5, 1)])
+    Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / "torn.png")
+    whole = (tmp_path / "torn.png").read_bytes()
+    (tmp_path / "torn.png").write_bytes(whole[:3000] + bytes(1000) + whole[4000:])
+    env = built(tmp_path, [{**SUM, "images": ["torn.png"]}, *sums(5, 1)])
     tasks = sorted(env.tasks("train", 2, seed=0), key=lambda task: task.data["line"])
     rollouts = _played(policy, env, tasks)
     assert [rollout.transcript.stop for rollout in rollouts] == ["error", "error", "finished", "finished"]

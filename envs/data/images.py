@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,6 +22,12 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
 MOST_PIXELS = 2**26
 """Of a file, some 67 million: above it is a decompression bomb, or a picture that should be made smaller first."""
+
+MOST_BYTES = 2**28
+"""Of a file, 256 MiB: what so many pixels take without any compression."""
+
+ENDINGS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9", "GIF": b";"}
+"""What a whole file of these formats ends in."""
 
 MOST_STRETCHED = 200
 """Longer to shorter side; the processors of Qwen's models refuse more."""
@@ -41,11 +48,18 @@ def stamp(path: str) -> Stamp:
         size, etag = _listed(path)
         return Stamp(size=size, version=etag)
     found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("is no file")  # a pipe would be waited for
+    if found.st_size > MOST_BYTES:
+        raise OSError(f"has {found.st_size:,} bytes; at most {MOST_BYTES:,} are read")
     return Stamp(size=found.st_size, version=str(found.st_mtime_ns))
 
 
 def identify(path: str) -> bytes:
-    """16 bytes that follow from the file's content. Raises OSError or ValueError with the reason, without the path."""
+    """16 bytes that follow from the file's content. Raises OSError or ValueError with the reason, without the path.
+
+    A file that does not end as whole ones do is decoded, to see whether it is cut off; damage inside shows when played.
+    """
     if path.startswith(s3.SCHEME):
         size, etag = _listed(path)
         if size == 0:
@@ -53,8 +67,10 @@ def identify(path: str) -> bytes:
         return hashlib.blake2b(f"{size} {etag}".encode(), digest_size=16).digest()
     with open(path, "rb") as file:
         content = file.read()
-    with _opened(content):
-        return hashlib.blake2b(content, digest_size=16).digest()
+    with _opened(content) as image:
+        if not _ends_well(image.format, content):
+            _decode(image)
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 @lru_cache(maxsize=64)
@@ -63,13 +79,14 @@ def load(path: str, max_pixels: int) -> tuple[np.ndarray, tuple[int, int]]:
 
     What is transparent becomes white. Raises OSError or ValueError with the path. Siblings share one array.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
         local = s3.local_copy(path) if path.startswith(s3.SCHEME) else path
         with open(local, "rb") as file:
             content = file.read()
         with _opened(content) as image:
+            _decode(image)
             upright = ImageOps.exif_transpose(image)
             width, height = upright.size
             colours = _rgb(upright)
@@ -78,14 +95,27 @@ def load(path: str, max_pixels: int) -> tuple[np.ndarray, tuple[int, int]]:
                 smaller = (max(1, int(width * scale)), max(1, int(height * scale)))
                 colours = colours.resize(smaller, Image.Resampling.LANCZOS)
             pixels = np.array(colours)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path}: is no image that can be read") from error
-    except (ValueError, SyntaxError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     except OSError as error:
         raise OSError(f"{path}: {error}") from error
     pixels.setflags(write=False)
     return pixels, (width, height)
+
+
+def _ends_well(format: str, content: bytes) -> bool:
+    if format == "WEBP":
+        return 8 + int.from_bytes(content[4:8], "little") <= len(content)
+    return format in ENDINGS and content.endswith(ENDINGS[format])
+
+
+def _decode(image: Any) -> None:
+    """Raises ValueError."""
+    try:
+        image.load()
+    # Of a damaged file, Pillow's decoders raise whatever they run into: OSError, SyntaxError, struct.error, IndexError…
+    except Exception as error:
+        raise ValueError(f"cannot be decoded ({error})") from error
 
 
 def _opened(content: bytes) -> Any:

@@ -186,8 +186,9 @@ class _Scan:
                     continue
                 try:
                     row = read_row(line)
-                    self.add(number, start, end, row, shown(row))
+                    seen = shown(row)
                     check(row)
+                    self.add(number, start, end, row, seen)
                 except RowError as error:
                     self.fault(number, str(error))
 
@@ -213,7 +214,6 @@ class _Scan:
     def finished(self, key: str) -> _Arrays:
         """Raises DataError if anything was wrong: with lines, images, ids, or rows that are there twice."""
         stamps, contents = self._looked_at_images()
-        self._stop_for_faults(key)
         content = self._contents(contents)
         for first, second in repeats(content):
             self.fault(self.lines[second], f"asks the same as line {self.lines[first]}: same text, same images")
@@ -247,6 +247,7 @@ class _Scan:
             for image, (path, look) in enumerate(zip(self.image_of, looks, strict=True)):
                 if isinstance(look, str):
                     self.fault(self.first_lines[image], f"images: {path}: {look}")
+                    contents.append(_hash(path.encode("utf-8", "surrogatepass")))  # stands in, to compare rows with
                     continue
                 stamp, content = look
                 stamps.append((path, stamp.size, stamp.version))

@@ -34,12 +34,14 @@ class _Read(BaseModel):
 class _Text(_Read):
     type: Literal["text"]
     text: str
+    image: None = None
 
 
 class _Image(_Read):
     type: Literal["image"]
     image: str | None = None
     """None: the next of the row's `images`."""
+    text: None = None
 
 
 _Part = Annotated[_Text | _Image, Field(discriminator="type")]

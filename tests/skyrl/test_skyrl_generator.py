@@ -237,7 +237,7 @@ def test_what_an_untrained_model_must_not_say_is_forbidden_at_vllm_too(renderer:
 
 @dataclass(frozen=True, kw_only=True)
 class Instructed(Env):
-    """A maze whose first observation has instructions before it."""
+    """A maze whose first observation has instructions before it, and each its image in front of the text."""
 
     maze: Env
     max_turns: int
@@ -251,18 +251,20 @@ class Instructed(Env):
     def episode(self, task: Task) -> Any:
         episode = self.maze.episode(task)
         observe = episode.observe
-        first = replace(observe(), before=(Message(role="system", text="Mind the <|im_start|> walls."),))
+        before = (Message(role="system", text="Mind the <|im_start|> walls."),)
         seen: list[Any] = []
 
         def shown() -> Any:
-            seen.append(first if not seen else observe())
+            seen.append(replace(observe(), before=() if seen else before, places=(0,)))
             return seen[-1]
 
         object.__setattr__(episode, "observe", shown)
         return episode
 
 
-def test_instructions_before_the_first_turn_reach_both_engines(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_before_the_first_turn_and_places_of_images_reach_both_engines(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, maze, mixture = parts()
     env = Instructed(maze=maze, max_turns=maze.max_turns)
     tasks = env.tasks("train", 1, seed=5)
@@ -270,7 +272,7 @@ def test_instructions_before_the_first_turn_reach_both_engines(renderer: Any, mo
     _, theirs = asyncio.run(play(made, tasks, siblings=4))
     ours = locally(run, env, mixture, tasks, monkeypatch)
     assert CHAT.decode(theirs[0][0].trace.token_ids.tolist()).startswith(
-        "<|im_start|>system\nMind the < |im_start|> walls."
+        "<|im_start|>system\nMind the < |im_start|> walls.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|>"
     )
     assert [each.trace.token_ids.tolist() for each, _ in theirs] == [each.trace.token_ids.tolist() for each, _ in ours]
 
