@@ -28,6 +28,13 @@ def show(results: Sequence[Result], contest: Contest, reachable: float | None, r
     if any(result.drift for result in results):
         console.print(_drifts(results))
     for result in results:
+        if result.played.never_varies:
+            told = (
+                f"{result.name}: every sampled reply is the greedy one; either it is sure of each, or its server does "
+                "not apply the temperature (transformers serve does not, where generation_config.json lacks do_sample)"
+            )
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
+    for result in results:
         if result.comparison is not None:
             verdict = f"{result.name}: {result.comparison.judgement} against {reference}: {result.comparison.reason}"
             console.print(verdict, markup=False, highlight=False, soft_wrap=True)

@@ -31,6 +31,10 @@ _NO_TRACE = TokenTrace(
 )
 
 
+class EndpointError(RuntimeError):
+    """A server gave up, or was given up, in the middle of an episode."""
+
+
 class Endpoint:
     """`url` ends in /v1, as the servers print it; the key, if one is needed, is OPENAI_API_KEY in the environment."""
 
@@ -64,8 +68,8 @@ class Endpoint:
         except APIStatusError as error:
             names = ", ".join(listed) or "nothing"
             raise ValueError(
-                f"{self._client.base_url} does not serve {model} ({error}); it lists {names}; give what it serves as "
-                "--model"
+                f"{self._client.base_url} does not serve {model} ({_words(error)}); it lists {names}; give what it "
+                "serves as --model"
             ) from error
 
     def play(
@@ -79,7 +83,7 @@ class Endpoint:
         purpose: tuple[str | int, ...],
         progress: Progress,
     ) -> list[Rollout]:
-        """`siblings` rollouts of each task, in order. Raises openai.OpenAIError once a request failed `TRIES` times."""
+        """`siblings` rollouts of each task, in order. Raises EndpointError once a request failed `TRIES` times."""
         plays = [begin(env, task, sample) for task in tasks for sample in range(siblings)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             futures = [
@@ -104,7 +108,7 @@ class Endpoint:
 
     def _finish(self, model: str, play: Play, max_turns: int, sampling: Sampling, seed: Callable[[int], int]) -> None:
         """Play one episode to its end."""
-        from openai import BadRequestError
+        from openai import BadRequestError, OpenAIError
 
         said: list[Any] = []
         shown: Observation | None = play.observation
@@ -120,9 +124,11 @@ class Endpoint:
                     seed=seed(len(play.turns)) % 2**31,
                 )
             except BadRequestError as error:
-                if "context length" not in str(error) or not play.turns:
-                    raise
+                if "context length" not in _words(error) or not play.turns:
+                    raise self._failed(play, error) from error
                 return  # play.stop says token_limit until something else ends it
+            except OpenAIError as error:
+                raise self._failed(play, error) from error
             choice = answer.choices[0]
             text = choice.message.content or ""
             said.append({"role": "assistant", "content": text})
@@ -133,6 +139,18 @@ class Endpoint:
                 truncated=choice.finish_reason == "length",
                 max_turns=max_turns,
             )
+
+    def _failed(self, play: Play, error: Exception) -> EndpointError:
+        return EndpointError(
+            f"{self._client.base_url} failed at task {play.task.id}, turn {len(play.turns) + 1}: {_words(error)}"
+        )
+
+
+def _words(error: Exception) -> str:
+    """What the server said; openai's own message leaves out what is not in OpenAI's form."""
+    from openai import APIStatusError
+
+    return f"{error.status_code}: {error.response.text[:500]}" if isinstance(error, APIStatusError) else str(error)
 
 
 def _rollout(play: Play) -> Rollout:

@@ -61,6 +61,16 @@ class Played:
     greedy: Evaluation
     sampled: Evaluation
 
+    @property
+    def never_varies(self) -> bool:
+        """Each sampled episode says what the greedy one of its task says, word for word."""
+        said = [_replies(rollout) for rollout in self.greedy.rollouts for _ in range(self.sampled.siblings)]
+        return said == [_replies(rollout) for rollout in self.sampled.rollouts]
+
+
+def _replies(rollout: Rollout) -> list[str]:
+    return [turn.reply for turn in rollout.transcript.turns]
+
 
 def judged(rollouts: Sequence[Rollout], mixture: Mixture, *, siblings: int, purpose: str) -> Evaluation:
     """`rollouts` with their scores; `purpose` names the evaluation in errors."""

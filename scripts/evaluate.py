@@ -58,7 +58,13 @@ def main(arguments: Sequence[str]) -> int:
     except (ConfigError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return _evaluate(asked, contenders, options)
+    from grpo.endpoint import EndpointError
+
+    try:
+        return _evaluate(asked, contenders, options)
+    except EndpointError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
