@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import hydra
@@ -21,6 +21,7 @@ from grpo import cli, cli_view, config, lock, plan
 from grpo.faults import ConfigError
 from grpo.files import DiskError
 from grpo.redact import hide
+from grpo.words import pasted
 from launchers import clusters, table
 
 ROOT = Path(__file__).resolve().parent
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         cli.refuse_unavailable(command)
         cli_view.show_warnings(command, cli.reach(command), console)
         folder = cli.claim(command)
-        with nullcontext() if command.sweep else lock.held(folder):
+        with nullcontext() if command.sweep else _one_run(folder):
             code = _hydra(command)
         return max(code, table.finish(folder, console)) if command.sweep and code != 2 else code
     except ConfigError as error:
@@ -57,6 +58,19 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 1
+
+
+@contextmanager
+def _one_run(folder: Path) -> Iterator[None]:
+    """The folder is this process's alone; whoever interrupts the run is told how it goes on."""
+    try:
+        with lock.held(folder):
+            yield
+    except KeyboardInterrupt:
+        saved = max((done.parent.name for done in folder.glob("checkpoints/step_*/DONE")), default=None)
+        start = f"from {saved}" if saved else "from the start: there is no checkpoint yet"
+        sys.stderr.write(f"{pasted('resume', folder)} goes on {start}\n")
+        raise
 
 
 def _show_cluster(command: cli.Command, console: Console) -> None:

@@ -190,6 +190,18 @@ def test_a_second_process_is_refused_and_told_the_first_one_and_a_killed_one_nev
     assert not (tmp_path / "run" / lock.LOCK).exists()
 
 
+def test_whoever_interrupts_a_run_is_told_how_it_goes_on(tmp_path: Path) -> None:
+    stub = [sys.executable, str(configs.ROOT / "tests/stub_train.py"), "runtime.seed=6", "hydra.run.dir=run"]
+    process = subprocess.Popen(stub, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "run/asleep")
+    (tmp_path / "run/checkpoints/step_000020").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/step_000020/DONE").touch()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate()
+    assert told.splitlines()[-2:] == [f"resume={tmp_path}/run goes on from step_000020", "interrupted"]
+    assert process.returncode == 1
+
+
 def wait_for(*paths: Path) -> None:
     for _ in range(600):
         if all(path.exists() and path.read_text() for path in paths):
