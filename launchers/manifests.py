@@ -150,6 +150,8 @@ def _pod(settings: KubeRayCluster, *, head: bool, volumes: Sequence[Manifest], m
         "env": [
             {"name": "HYPERPOD_JMA_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
             {"name": provenance.IMAGE_DIGEST, "value": settings.image.rpartition("@")[2]},
+            # A worker that is killed takes along what it started: vLLM's engine would keep its share of the GPU.
+            {"name": "RAY_process_group_cleanup_enabled", "value": "1"},
         ],
         "envFrom": [{"secretRef": {"name": name}} for name in settings.secrets],
         "resources": {"limits": amounts, "requests": amounts},

@@ -20,8 +20,11 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    # A job's variables and SkyRL's may have names in common, PYTHONPATH for one; Ray would refuse to start.
+    "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
 }
-"""Nothing is reported to anyone, and forks do not warn."""
+"""Nothing is reported to anyone, and nothing warns of what is as it should be."""
 
 
 def prepare() -> None:

@@ -23,6 +23,11 @@ class Experiment(BasePPOExp):
         self._records = records
         super().__init__(config)
 
+    def close(self) -> None:
+        """SkyRL leaves its router to the end of this process."""
+        if self._inference_router is not None:
+            self._inference_router.shutdown()
+
     def get_train_dataset(self) -> None:
         """The trainer draws each step's tasks itself."""
 

@@ -11,14 +11,16 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo import hang_rules
-from grpo.engines import skyrl
+from grpo.engines import orphans, skyrl
 from grpo.engines.given import Given
 from grpo.engines.gpu_use import GpuUse
 from grpo.engines.local import OBJECTIVE
@@ -26,6 +28,7 @@ from grpo.engines.skyrl_settings import settings
 from grpo.evaluation import Evaluation
 from grpo.faults import ConfigError
 from grpo.layout import Layout, layout
+from grpo.redact import hide
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,8 @@ def train(
         records = Records(given, history=history, gpu_use=gpu_use.take)
         try:
             experiment = Experiment(config, given, records)
-            experiment.run()
+            with closing(experiment):
+                experiment.run()
         except BaseException:
             log.error("what SkyRL, Ray's workers and vLLM wrote: %s", config.trainer.log_path)
             raise
@@ -77,36 +81,43 @@ def _paths(folder: Path, sync: Path, newest: Path | None) -> dict[str, Any]:
     return paths
 
 
-class _ray:
+@contextmanager
+def _ray(config: Any, gpus: Layout, folder: Path) -> Iterator[None]:
     """Ray for the run: this machine's, or that of the cluster that this process was started on."""
+    import ray
 
-    def __init__(self, config: Any, gpus: Layout, folder: Path) -> None:
-        self._config = config
-        self._gpus = gpus
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        import ray
-        from skyrl.train.utils.utils import initialize_ray
-
-        os.environ.setdefault("VLLM_HOST_IP", ray.util.get_node_ip_address())
-        if "RAY_ADDRESS" not in os.environ:
-            # Before Ray starts: with GPUs missing, SkyRL would look for them for minutes while it does.
-            here = {"GPU": float(torch.cuda.device_count())}
-            refuse_missing_gpus(self._gpus, here, here)
-        initialize_ray(self._config)
+    os.environ.setdefault("VLLM_HOST_IP", ray.util.get_node_ip_address())
+    if "RAY_ADDRESS" not in os.environ:
+        # Before Ray starts: with GPUs missing, SkyRL would look for them for minutes while it does.
+        here = {"GPU": float(torch.cuda.device_count())}
+        refuse_missing_gpus(gpus, here, here)
+    with orphans.ended_with_this_process() as environment:
         try:
-            refuse_missing_gpus(self._gpus, ray.cluster_resources(), ray.available_resources())
-            if self._gpus.all_nodes > 1:
-                refuse_unshared(self._folder)
-        except BaseException:
+            start_ray(config, environment)
+            refuse_missing_gpus(gpus, ray.cluster_resources(), ray.available_resources())
+            if gpus.all_nodes > 1:
+                refuse_unshared(folder)
+            yield
+        finally:
             ray.shutdown()
-            raise
 
-    def __exit__(self, *_: object) -> None:
-        import ray
 
-        ray.shutdown()
+def start_ray(config: Any, environment: Mapping[str, str]) -> None:
+    """SkyRL's `initialize_ray`, with `environment` for every worker and no secret.
+
+    SkyRL hands W&B's key and others to all workers through Ray, which shows them to whoever sees its dashboard; the
+    tracker is in this process, and no worker asks for one.
+    """
+    import ray
+    from skyrl.backends.skyrl_train.utils.ppo_utils import sync_registries
+    from skyrl.train.utils.utils import prepare_runtime_environment
+
+    log_path = Path(config.trainer.log_path)
+    log_path.mkdir(parents=True, exist_ok=True)
+    theirs = {name: value for name, value in prepare_runtime_environment(config).items() if hide(value) == value}
+    ours = {**environment, "SKYRL_LOG_FILE": str(log_path / f"infra-{time.strftime('%y%m%d_%H%M%S')}.log")}
+    ray.init(runtime_env={"env_vars": theirs | ours}, log_to_driver=True)
+    sync_registries()
 
 
 def refuse_missing_gpus(gpus: Layout, there: Mapping[str, float], free: Mapping[str, float]) -> None:
