@@ -20,7 +20,7 @@ export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 START=$(date +%s)
 say() { echo "[$(($(date +%s) - START)) s] $*"; }
 left() { echo $((LIMIT - $(date +%s) + START)); }
-show() { "$PYTHON" scripts/gpu_proof/show.py "$@"; }
+show() { "$PYTHON" -m scripts.gpu_proof.show "$@"; }
 
 # What a run says of its progress, from its whole output, which goes to the log of its name.
 told() { tee -a "$OUT/$1.log" | grep --line-buffered -E "^ *step|^(ours|recipe)|ALARM|[Ee]rror|solved|resum" | cut -c1-200; }
@@ -115,25 +115,25 @@ proof_b_resume() {
 # The 8B shape's words, in the array `shape`: the cluster preset on one GPU, with little work a step.
 make_shape() {
   local model=$RUNS/random_8b ids
-  [ -e "$model/ids.json" ] || "$PYTHON" scripts/gpu_proof/random_model.py "$model" >>"$OUT/model.log" 2>&1
+  [ -e "$model/ids.json" ] || "$PYTHON" -m scripts.gpu_proof.random_model "$model" >>"$OUT/model.log" 2>&1
   ids=$(cat "$model/ids.json") || { tail "$OUT/model.log"; return 1; }
   say "the model is there"
   shape=(experiment=maze_hyperpod cluster=local tracker=none runtime.output_dir="$RUNS" model.name_or_path="$model"
-    engine.num_engines=null engine.max_num_seqs=16 algorithm.prompts_per_step=2 algorithm.max_completion_tokens=64
+    engine.num_engines=null engine.max_num_seqs=32 algorithm.prompts_per_step=4
     runtime.eval_interval=1000 runtime.eval_episodes=1 runtime.test_episodes=1
     "+engine.overrides.generator.sampling_params.additional_kwargs.allowed_token_ids=$ids" ${WORDS:-})
 }
 
 proof_c() {
   make_shape || return 1
-  python_run c scripts/gpu_proof/compare.py "$(left)" "${shape[@]}" env.max_turns=8 runtime.steps=100 \
-    runtime.checkpoint_interval=1000 hydra.run.dir="$RUNS/c"
+  python_run c -m scripts.gpu_proof.compare "$(left)" "${shape[@]}" algorithm.max_completion_tokens=64 env.max_turns=15 \
+    reward.workers=0 runtime.steps=100 runtime.checkpoint_interval=1000 hydra.run.dir="$RUNS/c"
 }
 
 proof_d() {
   make_shape || return 1
-  killed_after 1 d "${shape[@]}" env.max_turns=4 engine.cuda_graphs=false runtime.steps=2 \
-    runtime.checkpoint_interval=1 runtime.keep_checkpoints=1 hydra.run.dir="$RUNS/d" || return 1
+  killed_after 1 d "${shape[@]}" algorithm.max_completion_tokens=16 env.max_turns=13 engine.cuda_graphs=false \
+    runtime.steps=2 runtime.checkpoint_interval=1 runtime.keep_checkpoints=1 hydra.run.dir="$RUNS/d" || return 1
   du -sh "$RUNS"/d/checkpoints/*
 }
 
