@@ -64,9 +64,9 @@ keep: list[Any] = []
 
 
 def engine(titled: Any) -> None:
-    import ray
+    from ray import _raylet
 
-    ray._raylet.setproctitle("VLLM::EngineCore")
+    _raylet.setproctitle("VLLM::EngineCore")  # pyright: ignore[reportAttributeAccessIssue]
     titled.set()
     time.sleep(600)
 

@@ -38,7 +38,8 @@ def main(seconds: float, words: Sequence[str]) -> int:
 
     comparison.Comparing.deadline = START + seconds - ENDING_SECONDS
     # Where the run looks for them.
-    vars(skyrl_experiment)["Experiment"], vars(skyrl_records)["Records"] = comparison.Comparing, comparison.Rows
+    skyrl_experiment.Experiment = comparison.Comparing  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+    skyrl_records.Records = comparison.Rows  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
     console = Console(run.runtime.steps)
     given = Given(
         run=run,

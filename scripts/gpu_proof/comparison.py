@@ -16,7 +16,7 @@ from skyrl.train.trainer import RayPPOTrainer
 from grpo.config import RunConfig
 from grpo.engines.skyrl_experiment import Experiment
 from grpo.engines.skyrl_records import Records
-from grpo.engines.skyrl_trainer import StepTasks, Trainer
+from grpo.engines.skyrl_trainer import Trainer
 from grpo.schema import SkyrlEngine
 from scripts.gpu_proof.table import PHASES, line
 
@@ -49,7 +49,7 @@ def ours(run: RunConfig) -> Side:
 class Turns:
     """SkyRL's data loader: our steps, as long as `begin` permits another."""
 
-    def __init__(self, steps: StepTasks, begin: Callable[[], bool]) -> None:
+    def __init__(self, steps: Any, begin: Callable[[], bool]) -> None:
         self._steps, self._begin = steps, begin
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Comparison(Trainer):
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         super()._build_train_dataloader_and_compute_training_steps()
         self.mine, self.slowest, self.begun = self.generator, 0.0, time.monotonic()
-        self.train_dataloader = Turns(self.train_dataloader, self._begin)
+        self.train_dataloader: Any = Turns(self.train_dataloader, self._begin)
 
     def _begin(self) -> bool:
         now = time.monotonic()
@@ -89,9 +89,11 @@ class Comparison(Trainer):
         settings = self.cfg.trainer
         settings.policy_mini_batch_size = settings.train_batch_size // side.updates
 
+        update_rows, forward_rows = side.update_rows, side.forward_rows
+
         def set_rows(worker: Any) -> None:
-            worker.cfg.micro_train_batch_size_per_gpu = side.update_rows
-            worker.cfg.micro_forward_batch_size_per_gpu = side.forward_rows
+            worker.cfg.micro_train_batch_size_per_gpu = update_rows
+            worker.cfg.micro_forward_batch_size_per_gpu = forward_rows
 
         ray.get([actor.__ray_call__.remote(set_rows) for actor in self.policy_model._actor_handlers])
 
@@ -110,7 +112,7 @@ class Comparison(Trainer):
 class Rows(Records):
     """Prints a line a step and keeps it in compare.jsonl."""
 
-    trainer: Comparison
+    comparison: Comparison
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         if step == 0:
@@ -118,10 +120,10 @@ class Rows(Records):
             return
         run = self._given.run
         rollouts = run.algorithm.prompts_per_step * run.algorithm.group_size
-        row = {"step": step, "side": self.trainer.side.name}
+        row = {"step": step, "side": self.comparison.side.name}
         row |= {name: float(data.get(f"timing/{theirs}", 0.0)) for name, theirs in PHASES.items()}
         row |= dict(self._gpu_use())
-        row["gpu_seconds"] = row["step"] * self.trainer._num_training_gpus / rollouts
+        row["gpu_seconds"] = row["step"] * self.comparison._num_training_gpus / rollouts
         row["tokens"] = float(data.get("generate/batch_padded_seq_len", 0))
         with (self._given.folder / "compare.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -129,7 +131,6 @@ class Rows(Records):
 
 
 class Comparing(Experiment):
-    trainer: Comparison
     deadline: float
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
@@ -146,5 +147,6 @@ class Comparing(Experiment):
     def get_trainer(self, **parts: Any) -> Comparison:
         made = Comparison(self._given, self._records, **parts)
         made.theirs, made.deadline = self._theirs, self.deadline
-        self._records.trainer = made
+        assert isinstance(self._records, Rows)
+        self._records.comparison = made
         return made

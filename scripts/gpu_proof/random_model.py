@@ -79,9 +79,8 @@ def main(folder: Path, *, small: bool) -> None:
 
 
 def sampled(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    ids = tokenizer.convert_tokens_to_ids(list(string.ascii_uppercase + string.digits))
-    assert isinstance(ids, list) and tokenizer.eos_token_id is not None
-    return [*ids, int(tokenizer.eos_token_id)]
+    ids = tokenizer.get_vocab()
+    return [ids[token] for token in (*string.ascii_uppercase, *string.digits, str(tokenizer.eos_token))]
 
 
 def _config(*, small: bool) -> Qwen3VLConfig:
