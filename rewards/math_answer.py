@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,6 +30,14 @@ _WRAPPINGS = (
     re.compile(r"\\boxed\{(.*)\}", re.DOTALL),
 )
 _SENTENCE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
+_SEVERAL = re.compile(r"\$|\n|\\q?quad|\\[()\[\]]|\\boxed|(?<!frac )[0-9]\s+[0-9]")
+"""What stands between or around formulas, of which only one is an answer; of `1 234`, Math-Verify makes 1 + 234."""
+_SPELLINGS = (
+    (re.compile(r"\\\$|(?<=[0-9])\\[,!](?=[0-9]{3})"), ""),  # a dollar sign; LaTeX's thin space between thousands
+    (re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})(?!\w)"), r"\1\\cdot 10^{\2}"),
+    (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])|\u03c0"), r"\\pi "),
+)
+"""What Math-Verify would read as something else: `1e3` as 3 times Euler's number, `pi` as i times p."""
 _ASSIGNED = re.compile(r"\s*\\?[A-Za-z]\w{0,15}\s*=[^=]+")
 
 
@@ -39,6 +47,7 @@ class MathAnswer(AnswerTerm):
 
     `3 or 5` is the set of both and equals neither; a sentence is no formula; an equation is one only as `x = 3`, or
     where the reference is an equation itself. An answer that takes longer than `timeout_seconds` to compare is wrong.
+    As Math-Verify has it, a unit is overlooked and 50% is both 50 and 0.5: where these matter, kind number has them.
     """
 
     kind: ClassVar[str] = "math"
@@ -55,7 +64,7 @@ class MathAnswer(AnswerTerm):
             raise ValueError(f"the reference {turn.state['answer']!r} is no formula")
         if stated is None or ("=" in stated and "=" not in reference and not _ASSIGNED.fullmatch(stated)):
             return 0.0
-        verdict = _verifier().ask(reference, stated, self.timeout_seconds)
+        verdict = _equal(reference, stated, self.timeout_seconds)
         if verdict is None:
             raise ValueError(f"the reference {turn.state['answer']!r} is no formula that Math-Verify can read")
         return 1.0 if verdict else 0.0
@@ -68,8 +77,20 @@ def _formula(text: str) -> str | None:
     for wrapping in _WRAPPINGS:
         if inner := wrapping.fullmatch(text.strip()):
             text = inner[1]
-    lines = text.strip()
-    return None if not lines or "$" in lines or "\n" in lines or _SENTENCE.search(lines) else lines
+    text = text.strip().removesuffix(".").removesuffix(",")
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    return None if not text or _SEVERAL.search(text) or _SENTENCE.search(text) or not _balanced(text) else text
+
+
+def _balanced(text: str) -> bool:
+    """Every brace closes one that is open; of `\\boxed{3} \\boxed{5}`, the outer braces are not a pair."""
+    depth = 0
+    for brace in text:
+        depth += (brace == "{") - (brace == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 class _Verifier:
@@ -116,6 +137,12 @@ def _started() -> subprocess.Popen[str]:
         _, said = process.communicate()
         raise RuntimeError(f"math_answer: the verifier did not start: {said.strip()[-300:]}")
     return process
+
+
+@lru_cache(maxsize=4096)
+def _equal(reference: str, answer: str, seconds: float) -> bool | None:
+    """`_Verifier.ask`, once for what siblings answer alike: an answer that takes too long takes it once."""
+    return _verifier().ask(reference, answer, seconds)
 
 
 @cache
