@@ -347,6 +347,35 @@ def test_an_image_that_is_cut_off_is_told_with_its_line_before_anything_starts(t
     assert [problem.split(": ")[0] for _, problem in found] == ["line 2"]
 
 
+@pytest.mark.parametrize("suffix", ["jpg", "webp"])
+def test_a_picture_with_damaged_exif_data_is_shown_as_it_lies(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = tmp_path / f"a.{suffix}"
+    picture(file, size=(40, 20), exif=exif)
+    assert images.load(str(file), 10_000)[1] == (20, 40)
+    damaged = tmp_path / f"b.{suffix}"
+    damaged.write_bytes(file.read_bytes().replace(b"MM\0*", b"MM\0!"))
+    assert images.load(str(damaged), 10_000)[1] == (40, 20)
+
+
+def test_pictures_of_32_bit_numbers_are_refused_since_nothing_says_what_is_white(tmp_path: Path) -> None:
+    for mode in ("I", "F"):
+        Image.new(mode, (8, 8), 200).save(tmp_path / f"{mode}.tiff")
+        with pytest.raises(ValueError, match="holds 32-bit numbers"):
+            images.identify(str(tmp_path / f"{mode}.tiff"))
+
+
+def test_cmyk_palettes_and_the_first_picture_of_an_animation_are_shown(tmp_path: Path) -> None:
+    red = Image.new("RGB", (8, 8), "red")
+    red.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
+    red.convert("P").save(tmp_path / "palette.png")
+    red.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (8, 8), "blue")])
+    for name in ("cmyk.jpg", "palette.png", "moving.gif"):
+        seen, _ = images.load(str(tmp_path / name), 10_000)
+        assert (np.abs(seen.astype(int) - [254, 0, 0]) < 3).all(), name
+
+
 def test_what_follows_a_whole_image_in_its_file_does_no_harm(tmp_path: Path) -> None:
     for name in ("a.png", "b.jpg"):
         picture(tmp_path / name)

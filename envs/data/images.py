@@ -79,7 +79,7 @@ def load(path: str, max_pixels: int) -> tuple[np.ndarray, tuple[int, int]]:
 
     What is transparent becomes white. Raises OSError or ValueError with the path. Siblings share one array.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         local = s3.local_copy(path) if path.startswith(s3.SCHEME) else path
@@ -87,7 +87,7 @@ def load(path: str, max_pixels: int) -> tuple[np.ndarray, tuple[int, int]]:
             content = file.read()
         with _opened(content) as image:
             _decode(image)
-            upright = ImageOps.exif_transpose(image)
+            upright = _upright(image)
             width, height = upright.size
             colours = _rgb(upright)
             if width * height > max_pixels:
@@ -118,6 +118,16 @@ def _decode(image: Any) -> None:
         raise ValueError(f"cannot be decoded ({error})") from error
 
 
+def _upright(image: Any) -> Any:
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    # Damaged EXIF data make Pillow raise anything, and do not say that the picture lies on its side.
+    except Exception:
+        return image
+
+
 def _opened(content: bytes) -> Any:
     """The image of a file's content, header read and size checked. Raises ValueError."""
     from PIL import Image, UnidentifiedImageError
@@ -132,6 +142,8 @@ def _opened(content: bytes) -> Any:
         raise ValueError(f"is {width} x {height}; at most {MOST_PIXELS:,} pixels are opened")
     if max(width, height) > MOST_STRETCHED * min(width, height):
         raise ValueError(f"is {width} x {height}; no side may be more than {MOST_STRETCHED} times the other")
+    if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
+        raise ValueError("holds 32-bit numbers, of which nobody says which one is white; save it with 8 or 16 bits")
     return image
 
 
