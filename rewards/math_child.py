@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import sys
+from typing import Any
 
 MEMORY_BYTES = 2 * 2**30
 PERCENT = re.compile(r"-?[0-9][0-9,]*(\.[0-9]+)?\s*\\?%")
@@ -32,7 +33,7 @@ def main() -> None:
         _say(verdict)
 
 
-def _read(text: str) -> list[object]:
+def _read(text: str) -> list[Any]:
     """The formula as Math-Verify reads it; empty if the text as a whole is none.
 
     Left to itself, it would take the last number of a text that is no formula, such as `5 (or 3)`.
