@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from grpo import config_text, schema
+from grpo.cluster_schema import AnyCluster, SlurmCluster
 from grpo.faults import ConfigError, Fault, explain, guess, join
 from grpo.interfaces import Env, Reward
 from grpo.layout import layout
@@ -140,6 +141,7 @@ def _faults_between(sections: Mapping[str, Any]) -> list[Fault]:
     faults: list[Fault] = []
     if {"algorithm", "runtime", "engine", "cluster"} <= sections.keys():
         faults += _share_faults(sections)
+        faults += _node_faults(sections["engine"], sections["cluster"])
     if "env" in sections:
         faults += _build(sections["env"], Env, "env", weighted=False)[1]
     if "reward" in sections:
@@ -155,6 +157,20 @@ def _share_faults(sections: Mapping[str, Any]) -> list[Fault]:
     except ConfigError as error:
         return list(error.faults)
     return _row_faults(sections["algorithm"], sections["runtime"], device_count)
+
+
+def _node_faults(engine: schema.LocalEngine | schema.SkyrlEngine, cluster: AnyCluster) -> list[Fault]:
+    """Nodes that a Slurm job would hold for nothing, or could not use."""
+    if not isinstance(cluster, SlurmCluster) or cluster.nodes == 1:
+        return []
+    faults = []
+    if isinstance(engine, schema.LocalEngine):
+        problem = f"{cluster.nodes} nodes, and engine=local trains on one; use 1, or engine=skyrl"
+        faults.append(Fault(key="cluster.nodes", problem=problem))
+    if not cluster.use_srun:
+        problem = f"false, and with cluster.nodes={cluster.nodes} it is srun that starts a task on each; use true"
+        faults.append(Fault(key="cluster.use_srun", problem=problem))
+    return faults
 
 
 def _row_faults(algorithm: AlgorithmConfig, runtime: RuntimeConfig, device_count: int) -> list[Fault]:

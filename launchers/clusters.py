@@ -67,8 +67,7 @@ def connect(run: RunConfig, say: Callable[[str], None]) -> Cluster:
 
     _need("submitit", "slurm")
     if settings.nodes > 1:
-        problem = f"{settings.nodes} nodes: no Ray is started across Slurm's nodes yet; use 1, or a Ray cluster"
-        raise ConfigError([Fault(key="cluster.nodes", problem=problem)])
+        _need("ray", "ray", key="cluster.nodes")  # here, because the nodes run the very python that submits
     return SlurmJobs(settings, say=say, root=package.ROOT)
 
 
@@ -95,9 +94,9 @@ def _check_place(runtime: RuntimeConfig, shared_dir: str | None) -> None:
     raise ConfigError([Fault(key=f"runtime.{key}", problem=f"{problem}; use {shared_dir.rstrip('/')}/outputs")])
 
 
-def _need(module: str, extra: str) -> None:
+def _need(module: str, extra: str, key: str = "cluster.name") -> None:
     import importlib.util
 
     if importlib.util.find_spec(module) is None:
         problem = f"needs the extra [{extra}]: pip install -e '.[{extra}]'"
-        raise ConfigError([Fault(key="cluster.name", problem=problem)])
+        raise ConfigError([Fault(key=key, problem=problem)])

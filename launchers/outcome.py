@@ -20,9 +20,12 @@ TAIL_BYTES = 20_000
 
 CONFIG_EXIT = 2
 _BY_SIGN = (
+    ("cancelled", r"cancelled by someone"),
+    ("node lost", r"\nnode lost: "),  # our own word, after whatever Ray guesses the reason to be
     ("out of memory", r"out.of.memory|OutOfMemoryError"),
-    ("preempted", r"preempt|DUE TO NODE|evicted|NODE_FAIL"),
-    ("node lost", r"node.{0,80}(died|lost|terminated|dead)|ActorDiedError|RaySystemError|WorkerCrashedError"),
+    ("preempted", r"preempt|DUE TO NODE|evicted"),
+    ("node lost", r"NODE_FAIL|BOOT_FAIL|node.{0,80}(died|lost|terminated|dead)"),
+    ("node lost", r"ActorDiedError|RaySystemError|WorkerCrashedError"),
     ("communication", r"NCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclUnhandledCudaError|ECC error"),
     ("server error", r"\b50[0234]\b.{0,40}(error|unavailable|SlowDown)|ConnectionResetError|Too Many Requests"),
 )

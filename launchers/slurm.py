@@ -24,9 +24,12 @@ from grpo.config import ConfigError, Fault
 from grpo.faults import guess
 from launchers import package
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
+from launchers.outcome import tail
+from launchers.slurm_ray import TOKEN
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+AWAY = re.compile(r"Unable to contact|Connection refused|timed out|Communication connection failure")
 COMMAND_SECONDS = 60
 SETTLE_SECONDS = 20.0
 """For the files of a job that ended to become visible here."""
@@ -58,7 +61,7 @@ class SlurmJobs(Cluster):
         import submitit
         from submitit.core.utils import FailedJobError
 
-        from launchers.slurm_job import SlurmTrial
+        from launchers.slurm_job import SlurmTrial, Work
 
         if self._job(attempt) is not None:
             return
@@ -66,17 +69,28 @@ class SlurmJobs(Cluster):
             self._code = self._snapshot([attempt])
         config = self._code / package.config_name(attempt)
         trial = ["--config", str(config), "--folder", str(attempt.here.resolve())]
-        words = [sys.executable, "-m", "launchers.trial", *trial]
-        job = SlurmTrial(words, str(self._code), str(attempt.log.resolve()), str(_code_file(attempt).resolve()))
+        work = Work(
+            words=[sys.executable, "-m", "launchers.trial", *trial],
+            folder=str(self._code),
+            log=str(attempt.log.resolve()),
+            code_file=str(_code_file(attempt).resolve()),
+            nodes=self._settings.nodes,
+            cpus=self._settings.cpus_per_task,
+            memory_gib=self._settings.memory_gib,
+            meeting=str(_meeting(attempt).resolve()),
+        )
         executor = submitit.AutoExecutor(
             attempt.sweep / "slurm", cluster="slurm", slurm_max_num_timeout=self._settings.requeues
         )
         executor.update_parameters(**self._parameters(attempt))
         try:
             with _outside_of_any_job():
-                made = executor.submit(job)
+                made = executor.submit(SlurmTrial(work))
         except (subprocess.CalledProcessError, FailedJobError) as error:
-            raise Refused(f"sbatch refused the job: {' '.join(str(error).split())[-500:]}") from error
+            told = " ".join(str(error).split())[-500:]
+            if AWAY.search(told):  # the job may be there all the same: the next try finds it by its name
+                raise Unreachable(told) from error
+            raise Refused(f"sbatch refused the job: {told}") from error
         _id_file(attempt).write_text(made.job_id, encoding="utf-8")
 
     def status(self, attempt: Attempt) -> Status:
@@ -97,8 +111,11 @@ class SlurmJobs(Cluster):
         seen = self._over.setdefault(attempt.id, time.monotonic())
         if time.monotonic() - seen < (SETTLE_SECONDS if state == "COMPLETED" else 2.0):
             return Status(phase="running", code=None, note="")
+        if state.startswith("CANCELLED"):
+            return Status(phase="ended", code=None, note=f"Slurm job {job}: cancelled by someone")
         code, signal = (int(part) for part in shown.get("ExitCode", "0:0").split(":"))
-        note = f"Slurm job {job}: {state or 'unknown'} {reason}"
+        said = _first_error(attempt, job)
+        note = f"Slurm job {job}: {state or 'unknown'} {reason}{f'; {said}' if said else ''}"
         return Status(phase="ended", code=-signal if signal else code or None, note=note)
 
     def stop(self, attempt: Attempt) -> None:
@@ -109,10 +126,22 @@ class SlurmJobs(Cluster):
 
     def collect(self, attempt: Attempt) -> None:
         self._over.pop(attempt.id, None)
+        # A job that was killed could not remove its own.
+        for token in attempt.here.glob(f"{_meeting(attempt).name}_*/{TOKEN}"):
+            token.unlink(missing_ok=True)
 
     def preview(self, attempts: Sequence[Attempt]) -> str:
-        jobs = [f"  {attempt.id}: {self._parameters(attempt)}" for attempt in attempts]
-        return "\n".join(["jobs, with submitit's parameters:", *jobs])
+        asked = {name: value for name, value in self._parameters(attempts[0]).items() if name != "name"}
+        lines = [
+            f"each job runs {sys.executable}, and asks for, in submitit's words:",
+            *(f"  {name}: {value}" for name, value in asked.items()),
+        ]
+        if self._settings.nodes > 1:
+            lines += [
+                f"Ray over each job's {self._settings.nodes} nodes, as long as its trial runs: the first has the head "
+                "(token needed, no dashboard), the others join it",
+            ]
+        return "\n".join([*lines, "jobs:", *(f"  {attempt.id}" for attempt in attempts)])
 
     def _job(self, attempt: Attempt) -> str | None:
         """The attempt's job id: from its file, or by its name if the launcher died before it wrote that."""
@@ -136,6 +165,8 @@ class SlurmJobs(Cluster):
             "slurm_partition": settings.partition,
             "slurm_signal_delay_s": settings.signal_seconds,
             "slurm_use_srun": settings.use_srun,
+            # Newer versions of srun do not take it from sbatch. And a task that is killed takes the others along.
+            "slurm_srun_args": [f"--cpus-per-task={settings.cpus_per_task}", "--kill-on-bad-exit=1"],
             "slurm_setup": [*settings.setup, f"export PYTHONPATH={shlex.quote(str(self._code or self._root))}"],
             "slurm_additional_parameters": {"requeue": True, "open_mode": "append"},
         }
@@ -164,8 +195,19 @@ def _id_file(attempt: Attempt) -> Path:
     return attempt.here / f"output_{attempt.number}.slurm_job"
 
 
+def _meeting(attempt: Attempt) -> Path:
+    return attempt.here / f"output_{attempt.number}.ray"
+
+
 def _code_file(attempt: Attempt) -> Path:
     return attempt.here / f"output_{attempt.number}.exit_code"
+
+
+def _first_error(attempt: Attempt, job: str) -> str:
+    """What srun, Slurm or submitit say went wrong in the job's last start, in their own output."""
+    said = tail(attempt.sweep / "slurm" / f"{job}_0_log.out").rpartition("Starting with")[2]
+    errors = [line.strip() for line in said.splitlines() if re.search(r"error: |Error: |not requeued", line)]
+    return errors[0][:300] if errors else ""
 
 
 def _shown(job: str) -> Mapping[str, str]:
@@ -193,7 +235,7 @@ def _slurm(*words: str) -> str:
     if done.returncode == 0:
         return done.stdout
     told = " ".join(done.stderr.split())
-    if re.search(r"Unable to contact|Connection refused|timed out|Communication connection failure", told):
+    if AWAY.search(told):
         raise Unreachable(told)
     raise Refused(told)
 

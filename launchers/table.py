@@ -19,7 +19,7 @@ def told(record: TrialRecord) -> str:
     """A trial's state in one line."""
     outcome = record.reason if record.objective is None else f"objective {record.objective:.4f}"
     time_taken = f" in {record.seconds:.0f} s" if record.seconds is not None else ""
-    return f"{' '.join(record.overrides)} {record.state}{time_taken}: {outcome}"
+    return f"{' '.join([*record.overrides, record.state])}{time_taken}: {outcome}"
 
 
 def live(records: Sequence[TrialRecord], last_lines: Mapping[str, str]) -> Table:

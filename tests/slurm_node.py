@@ -1,4 +1,7 @@
-"""A real one-node Slurm with accounting, all of it in one folder and on loopback; needs root and Debian's packages."""
+"""A real Slurm of two nodes with accounting, all of it in one folder and on loopback; needs root and Debian's packages.
+
+Both nodes are this machine, each with a slurmd, a port and a spool folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from pathlib import Path
 from ray_head import free_port
 
 PACKAGES = "slurm-wlm munge slurmdbd mariadb-server"
+NODES = ("n1", "n2")
+SIZE = "CPUs=2 RealMemory=4000 Gres=gpu:1 State=UNKNOWN"
 PROGRAMS = ("slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged", "sbatch")
 
 
@@ -62,7 +67,7 @@ def _start_all(folder: Path, started: list[subprocess.Popen[bytes]]) -> None:
             )
 
     host = socket.gethostname().split(".")[0]
-    database, accounting, control, daemon = (free_port() for _ in range(4))
+    database, accounting, control, *daemons = (free_port() for _ in range(3 + len(NODES)))
     munge = _munge(folder)
     start("munged", "-F", f"--socket={munge}", f"--key-file={folder}/munge/key", *_munge_files(folder), user="munge")
     _await(munge.exists, "munge")
@@ -70,13 +75,16 @@ def _start_all(folder: Path, started: list[subprocess.Popen[bytes]]) -> None:
     _write(folder / "slurmdbd.conf", _slurmdbd(folder, database, accounting, munge), mode=0o600)
     start("slurmdbd", "-D")
     _await(lambda: _answers(accounting), "slurmdbd")
-    _write(folder / "slurm.conf", _slurm(folder, host, accounting, control, daemon, munge))
+    # A GPU in Slurm's books alone: no device stands behind it.
+    _write(folder / "gres.conf", [f"NodeName={node} Name=gpu File=/dev/null" for node in NODES])
+    _write(folder / "slurm.conf", _slurm(folder, host, accounting, control, daemons, munge))
     environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
     subprocess.run(["sacctmgr", "-i", "add", "cluster", "tests"], env=environment, check=True, capture_output=True)
     start("slurmctld", "-D", "-i")
     _await(lambda: _answers(control), "slurmctld")
-    start("slurmd", "-D", "-N", host)
-    _await(lambda: b"idle" in _run(["sinfo", "-h", "-o", "%t"], environment), "the node")
+    for node in NODES:
+        start("slurmd", "-D", "-N", node)
+    _await(lambda: _run(["sinfo", "-h", "-o", "%t %D"], environment).split() == [b"idle", b"2"], "the nodes")
 
 
 def _munge(folder: Path) -> Path:
@@ -121,22 +129,25 @@ def _slurmdbd(folder: Path, database: int, port: int, munge: Path) -> Sequence[s
     )
 
 
-def _slurm(folder: Path, host: str, accounting: int, control: int, daemon: int, munge: Path) -> Sequence[str]:
-    for name in ("state", "spool"):
+def _slurm(
+    folder: Path, host: str, accounting: int, control: int, daemons: Sequence[int], munge: Path
+) -> Sequence[str]:
+    for name in ("state", *(f"spool.{node}" for node in NODES)):
         (folder / name).mkdir()
+    with_name = zip(NODES, daemons, strict=True)
     return (
         *("ClusterName=tests", f"SlurmctldHost={host}(127.0.0.1)", "AuthType=auth/munge", f"AuthInfo=socket={munge}"),
-        *("SlurmUser=root", "SlurmdUser=root", f"SlurmctldPort={control}", f"SlurmdPort={daemon}"),
-        *(f"StateSaveLocation={folder}/state", f"SlurmdSpoolDir={folder}/spool"),
-        *(f"SlurmctldPidFile={folder}/slurmctld.pid", f"SlurmdPidFile={folder}/slurmd.pid"),
-        *(f"SlurmctldLogFile={folder}/slurmctld.log", f"SlurmdLogFile={folder}/slurmd.log"),
+        *("SlurmUser=root", "SlurmdUser=root", f"SlurmctldPort={control}"),
+        *(f"StateSaveLocation={folder}/state", f"SlurmdSpoolDir={folder}/spool.%n"),
+        *(f"SlurmctldPidFile={folder}/slurmctld.pid", f"SlurmdPidFile={folder}/slurmd.%n.pid"),
+        *(f"SlurmctldLogFile={folder}/slurmctld.log", f"SlurmdLogFile={folder}/slurmd.%n.log"),
         *("ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "MpiDefault=none", "ReturnToService=2"),
         *("SelectType=select/cons_tres", "SelectTypeParameters=CR_Core", "JobAcctGatherType=jobacct_gather/none"),
         *("SchedulerParameters=sched_interval=1", "AccountingStorageType=accounting_storage/slurmdbd"),
         *("AccountingStorageHost=127.0.0.1", f"AccountingStoragePort={accounting}", f"AccountingStoragePass={munge}"),
-        "KillWait=5",
-        f"NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN",
-        f"PartitionName=debug Nodes={host} Default=YES MaxTime=INFINITE State=UP",
+        *("KillWait=5", "GresTypes=gpu"),
+        *(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {SIZE}" for name, port in with_name),
+        f"PartitionName=debug Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP",
     )
 
 

@@ -1,14 +1,15 @@
-"""Trials on a real one-node Slurm: crashed, requeued, cancelled, and every one of them accounted for."""
+"""Trials on a real Slurm: crashed, requeued, cancelled, and every one of them accounted for."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import configs
@@ -56,8 +57,32 @@ def launch(tmp_path: Path, *seeds: int, **changes: object) -> tuple[list[TrialRe
     return records, console.file.getvalue()
 
 
-def queue() -> list[str]:
-    return subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split()
+def queue(shown: str = "%A") -> list[str]:
+    return subprocess.run(["squeue", "-h", "-o", shown], capture_output=True, text=True, check=True).stdout.split()
+
+
+def states() -> list[str]:
+    return queue("%T")
+
+
+def tasks(tmp_path: Path) -> list[int]:
+    """The processes that srun started for the jobs of this test."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if words[1:4] == ["-u", "-m", "submitit.core._submit"] and str(tmp_path) in words[4]:
+                found.append(pid)
+    return found
+
+
+@contextlib.contextmanager
+def beside(act: Callable[[], None]) -> Iterator[None]:
+    """`act` runs in a thread beside what this context holds."""
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(act)
+        yield
+        acting.result()
 
 
 def test_a_crashed_and_a_killed_job_hide_no_other(tmp_path: Path) -> None:
@@ -71,17 +96,43 @@ def test_a_crashed_and_a_killed_job_hide_no_other(tmp_path: Path) -> None:
     assert "trial 2 is tried again (killed; 2 more at most)" in told
 
 
-def test_a_job_that_slurm_takes_away_is_told_by_its_state(tmp_path: Path) -> None:
+def test_a_job_whose_processes_are_killed_is_told_by_its_state_and_sent_again(tmp_path: Path) -> None:
+    def kill() -> None:
+        wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
+        (task,) = tasks(tmp_path)
+        os.killpg(os.getpgid(task), signal.SIGKILL)
+
+    with beside(kill):
+        (only,), told = launch(tmp_path, 400)
+    assert (only.state, only.attempts) == ("finished", 2)
+    assert "FAILED NonZeroExitCode; srun: error: " in told
+    assert "is tried again (killed; 2 more at most)" in told
+
+
+def test_a_job_that_slurm_requeues_goes_on_in_the_same_attempt(tmp_path: Path) -> None:
+    def requeue() -> None:
+        wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
+        (job,) = queue()
+        subprocess.run(["scontrol", "requeue", job], check=True)
+        wait_for(lambda: "PENDING" in states())
+        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+
+    with beside(requeue):
+        (only,), told = launch(tmp_path, 400)
+    assert (only.state, only.attempts) == ("finished", 1), told
+    # No checkpoint was there to go on from, so the first start's files were moved aside.
+    assert (tmp_path / "sweep/0_attempt_1/starts").exists()
+
+
+def test_a_job_that_a_person_cancels_is_not_sent_again(tmp_path: Path) -> None:
     def cancel() -> None:
         wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
-        subprocess.run(["scancel", "--signal=KILL", "--full", *queue()], check=True)
+        subprocess.run(["scancel", *queue()], check=True)
 
-    thread = threading.Thread(target=cancel)
-    thread.start()
-    (only,), told = launch(tmp_path, 400)
-    thread.join()
-    assert (only.state, only.attempts) == ("finished", 2)
-    assert "is tried again" in told
+    with beside(cancel):
+        (only,), told = launch(tmp_path, 900)
+    assert (only.state, only.attempts, only.cause) == ("failed", 1, "cancelled"), told
+    assert "cancelled by someone" in (only.reason or "")
 
 
 def test_an_unknown_partition_is_refused_before_a_job_is_submitted(tmp_path: Path) -> None:
@@ -109,7 +160,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_p
     wait_for(lambda: list(tmp_path.glob("sweep/0/checkpoints/step_00000[2-9]/DONE")), 180)
     (job,) = queue()
     subprocess.run(["scancel", job, "--signal=USR2"], check=True)
-    wait_for(lambda: "PENDING" in subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True).stdout)
+    wait_for(lambda: "PENDING" in states(), 120)
     # Slurm holds a requeued job back for two minutes.
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
     told, _ = launcher.communicate(timeout=300)
@@ -129,11 +180,11 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_p
 def test_an_interrupt_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]; import pathlib, test_slurm; "
-        "test_slurm.launch(pathlib.Path(sys.argv[1]), 900, 901, 902)"
+        "test_slurm.launch(pathlib.Path(sys.argv[1]), 900, 901, 902, 903, 904)"
     )
     words = [sys.executable, "-c", code, str(tmp_path), str(configs.ROOT / "tests"), str(configs.ROOT)]
     launcher = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (tmp_path / "sweep/0/starts").exists() and len(queue()) == 3, 120)
+    wait_for(lambda: (tmp_path / "sweep/0/starts").exists() and len(queue()) == 5, 120)
     launcher.send_signal(signal.SIGINT)
     launcher.wait(120)
     wait_for(lambda: queue() == [], 30)
