@@ -210,13 +210,15 @@ def _load(train_address: str, eval_address: str, judged: _Judged) -> _Loaded:
     faults: list[tuple[str, str]] = []
     for key, address in (("train_manifest", train_address), ("eval_manifest", eval_address)):
         try:
-            found[key] = open_index(address, key, _Check(judged.judges), judged.name)
+            found[key], told = open_index(address, key, _Check(judged.judges), judged.name)
+            faults += told
         except DataError as error:
             faults += error.faults
+    if len(found) == 2:
+        faults += _leaks(found["train_manifest"], found["eval_manifest"])
     if faults:
         raise DataError(faults)
     train, held_out = found["train_manifest"], found["eval_manifest"]
-    faults = list(_leaks(train, held_out))
     odd = held_out.content_N16[:, 0] % 2 == 1
     sides: dict[Split, np.ndarray] = {"validation": np.flatnonzero(~odd), "test": np.flatnonzero(odd)}
     for split, rows in sides.items():
@@ -228,7 +230,8 @@ def _load(train_address: str, eval_address: str, judged: _Judged) -> _Loaded:
 
 
 def _leaks(train: Index, held_out: Index) -> Iterator[tuple[str, str]]:
-    pairs = list(repeats(np.concatenate([train.content_N16, held_out.content_N16])))
+    both = repeats(np.concatenate([train.content_N16, held_out.content_N16]))
+    pairs = [(first, second) for first, second in both if first < len(train) <= second]
     for first, second in pairs[:TOLD]:
         here, there = held_out.lines_N[second - len(train)], train.lines_N[first]
         yield "eval_manifest", f"line {here}: asks the same as line {there} of train_manifest; remove one of them"

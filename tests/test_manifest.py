@@ -132,7 +132,9 @@ def test_any_reply_is_taken_as_data(reply: str) -> None:
     [
         ("nonsense", "Invalid JSON"),
         ("[]", "Input should be an object"),
-        ({**SUM, "promt": "x"}, "promt: Extra inputs"),
+        ({**SUM, "promt": "x"}, r"promt: is no key of a row; did you mean prompt\?"),
+        ({**SUM, "Image": "x"}, r"Image: is no key of a row; did you mean images\?"),
+        ({**SUM, "xyz": "x"}, "xyz: is no key of a row; there are prompt, messages, system, images, answer"),
         ({"prompt": "1?", "kind": "number"}, "answer: Field required"),
         ({**SUM, "answer": "two"}, "answer: the reference 'two' is no number"),
         ({**SUM, "answer": True}, "answer: kind number wants a finite number"),
@@ -143,7 +145,7 @@ def test_any_reply_is_taken_as_data(reply: str) -> None:
         ({**SUM, "prompt": " "}, "prompt: is blank"),
         ({**SUM, "messages": []}, "prompt: wants either prompt or messages"),
         ({"answer": 2, "kind": "number"}, "prompt: wants either prompt or messages"),
-        ({**SUM, "images": "a.png"}, "images: Input should be a valid array"),
+        ({**SUM, "images": "a.png"}, "images: Input should be a valid array, got 'a.png'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": 2, "kind": "number"},
             r"messages\.0\.content\.0: Input tag 'image_url' .* expected tags: 'text', 'image'",
@@ -193,6 +195,16 @@ def test_faults_of_every_kind_are_told_together_in_the_order_of_their_lines(tmp_
         "line 6: id: is that of line 3 as well",
         "line 7: asks the same as line 3: same text, same images",
     ]
+
+
+def test_leaks_are_told_together_with_bad_lines_of_either_manifest(tmp_path: Path) -> None:
+    found = faults(built(tmp_path, ["x", *sums(0, 3)], [*sums(2, 20), "y"]))
+    assert [(key, problem.split(":")[0]) for key, problem in found] == [
+        ("train_manifest", "line 1"),
+        ("eval_manifest", "line 21"),
+        ("eval_manifest", "line 1"),
+    ]
+    assert found[2][1] == "line 1: asks the same as line 4 of train_manifest; remove one of them"
 
 
 def test_rows_that_are_there_twice_are_refused_by_content_and_by_id(tmp_path: Path) -> None:

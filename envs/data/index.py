@@ -69,11 +69,13 @@ class Index:
         return [resolved(path, self.folder) for path in seen.images]
 
 
-def open_index(address: str, key: str, check: Check, checked_by: str) -> Index:
+def open_index(address: str, key: str, check: Check, checked_by: str) -> tuple[Index, list[tuple[str, str]]]:
     """The index of a manifest, from the cache or made now. `checked_by` says what `check` does, in few words.
 
-    Raises DataError for `key` with every bad line, bounded to the first `TOLD`.
+    With it, a fault of `key` for every bad line, bounded to the first `TOLD`; the index then lacks those lines.
+    Raises DataError where there is no file to read.
     """
+    told: list[tuple[str, str]] = []
     file, folder = _located(address, key)
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -84,13 +86,10 @@ def open_index(address: str, key: str, check: Check, checked_by: str) -> Index:
         if arrays is None:
             scan = _Scan(folder=folder)
             scan.read(file, check)
-            arrays = scan.finished(key)
-            try:
-                with written_whole(kept) as work:
-                    _keep(arrays, work)
-            except OSError as error:
-                log.warning("what was found in %s is not kept for the next start: %s", address, error)
-    return Index(
+            arrays, told = scan.finished(key)
+            if not told:
+                _try_to_keep(arrays, kept, address)
+    index = Index(
         address=address,
         file=file,
         folder=folder,
@@ -99,6 +98,7 @@ def open_index(address: str, key: str, check: Check, checked_by: str) -> Index:
         spans_N2=arrays.spans_N2,
         content_N16=arrays.content_N16,
     )
+    return index, told
 
 
 def _located(address: str, key: str) -> tuple[Path, str]:
@@ -134,10 +134,14 @@ class _Arrays:
         return hashlib.sha256(self.images_M16.tobytes()).hexdigest()
 
 
-def _keep(arrays: _Arrays, folder: Path) -> None:
-    for name in ("lines_N", "spans_N2", "content_N16", "images_M16"):
-        np.save(folder / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
-    (folder / "stamps.json").write_text(json.dumps(arrays.stamps))
+def _try_to_keep(arrays: _Arrays, folder: Path, address: str) -> None:
+    try:
+        with written_whole(folder) as work:
+            for name in ("lines_N", "spans_N2", "content_N16", "images_M16"):
+                np.save(work / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
+            (work / "stamps.json").write_text(json.dumps(arrays.stamps))
+    except OSError as error:
+        log.warning("what was found in %s is not kept for the next start: %s", address, error)
 
 
 def _kept(folder: Path) -> _Arrays | None:
@@ -211,32 +215,30 @@ class _Scan:
         if len(self.faults) < TOLD:
             self.faults.append((number, reason))
 
-    def finished(self, key: str) -> _Arrays:
-        """Raises DataError if anything was wrong: with lines, images, ids, or rows that are there twice."""
+    def finished(self, key: str) -> tuple[_Arrays, list[tuple[str, str]]]:
+        """What was found, and what was wrong: with lines, images, ids, or rows that are there twice."""
         stamps, contents = self._looked_at_images()
         content = self._contents(contents)
         for first, second in repeats(content):
             self.fault(self.lines[second], f"asks the same as line {self.lines[first]}: same text, same images")
         for first, second in repeats(np.frombuffer(bytes(self.ids), dtype=np.uint8).reshape(-1, 16)):
             self.fault(self.id_lines[second], f"id: is that of line {self.id_lines[first]} as well")
-        if not self.lines and not self.wrong:
-            raise DataError([(key, "holds no rows")])
-        self._stop_for_faults(key)
-        return _Arrays(
+        arrays = _Arrays(
             lines_N=np.array(self.lines, dtype=np.int64),
             spans_N2=np.array(self.spans, dtype=np.int64).reshape(-1, 2),
             content_N16=content,
             images_M16=np.frombuffer(b"".join(contents), dtype=np.uint8).reshape(-1, 16),
             stamps=stamps,
         )
+        return arrays, self._told(key)
 
-    def _stop_for_faults(self, key: str) -> None:
-        if not self.wrong:
-            return
+    def _told(self, key: str) -> list[tuple[str, str]]:
+        if not self.lines and not self.wrong:
+            return [(key, "holds no rows")]
         told = [(key, f"line {number}: {reason}") for number, reason in sorted(self.faults)]
         if self.wrong > len(told):
             told.append((key, f"and {self.wrong - len(told):,} more; {self.wrong:,} faults in all"))
-        raise DataError(told)
+        return told
 
     def _looked_at_images(self) -> tuple[list[tuple[str, int, str]], list[bytes]]:
         """Stamp and content of every distinct image; a fault for each that cannot be used."""

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -119,11 +120,18 @@ def read_row(line: bytes) -> Row:
 
 def _first_fault(error: ValidationError) -> tuple[str, str]:
     """Key and reason. A value that may be of several types has a fault for each: the one deepest inside says most."""
-    faults = error.errors(include_url=False, include_input=False)
+    faults = error.errors(include_url=False)
     here = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
     deepest = max(here, key=lambda fault: len(fault["loc"]))
-    where = [str(part) for part in deepest["loc"]]
-    return ".".join(part for part in where if not part.startswith(("list[", "str"))), deepest["msg"]
+    parts = [str(part) for part in deepest["loc"]]
+    where = ".".join(part for part in parts if not part.startswith(("list[", "str")))
+    if deepest["type"] == "extra_forbidden" and len(parts) == 1:
+        near = get_close_matches(where.lower(), Row.model_fields, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(Row.model_fields)}"
+        return where, f"is no key of a row; {meant}"
+    if deepest["type"] in ("missing", "json_invalid") or not parts:
+        return where, deepest["msg"]
+    return where, f"{deepest['msg']}, got {_cut(deepest['input'])}"
 
 
 def shown(row: Row) -> Shown:
