@@ -62,6 +62,12 @@ def shake(policy: Policy) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test finds out about its data is kept in its own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def policy() -> Policy:
     """The shipped model with a fresh adapter. Tests must leave its weights as they are."""

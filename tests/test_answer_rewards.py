@@ -344,53 +344,6 @@ def test_a_point_lies_in_the_box_or_not() -> None:
     assert [judged(POINT, text, [0, 0, 100, 100]) for text in answers] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer", "value"),
-    [
-        ("1/2", "0.5", 1.0),
-        (r"\frac{1}{2}", r"$\boxed{0.5}$", 1.0),
-        ("x^2+1", "1+x^2", 1.0),
-        ("3", "x = 3", 1.0),
-        (r"\{1, 2\}", "2 or 1", 1.0),
-        ("3", "3 or 5", 0.0),
-        ("3", "3, 5", 0.0),
-        ("3", "5 = 3", 0.0),
-        ("3", "1 = 2 = 3", 0.0),
-        ("3", "$3$ $5$", 0.0),
-        ("3", "\\boxed{3} \\boxed{5}", 0.0),
-        ("3", "5, \\boxed{3}", 0.0),
-        ("3", "\\(3\\) \\(5\\)", 0.0),
-        ("3", "5 (or 3)", 0.0),
-        ("3", "5 | 3", 0.0),
-        ("3", "5 \\to 3", 0.0),
-        ("3", "5; answer: 3", 0.0),
-        ("3", "5? 3", 0.0),
-        ("8", "3 5", 0.0),
-        ("8", "3\\quad 5", 0.0),
-        ("235", "1 234", 0.0),
-        ("12345", "12\\,345", 1.0),
-        ("1000", "1e3", 1.0),
-        ("2\\pi", "2*pi", 1.0),
-        ("1/2", "\\frac 1 2", 1.0),
-        ("50", "50\\%.", 1.0),
-        ("\\$5", "5", 1.0),
-        ("3", "it is 5, no, it is 3", 0.0),
-        ("3", "\\frac{" * 60, 0.0),
-        ("3", "3" * 100_000, 0.0),
-        ("3", "NaN", 0.0),
-        ("3", "1e999", 0.0),
-        ("3", "", 0.0),
-    ],
-)
-def test_formulas_are_equal_or_not(reference: str, answer: str, value: float) -> None:
-    assert judged(MATH, answer, reference) == value
-
-
-def test_an_answer_that_would_take_for_ever_is_wrong_and_the_next_one_is_judged() -> None:
-    assert judged(MATH, "9^{9^{9^{9^9}}}", "3") == 0.0
-    assert judged(MATH, "2+1", "3") == 1.0
-
-
 @pytest.mark.parametrize(("term", "reference"), TERMS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "answer", ["(" * 9999, "\x00", "\ud800", "9" * 9999, "9" * 400, "<answer>3</answer>", "a" * 9999 + "!"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,63 +14,17 @@ from typing import Any
 import configs
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from manifest_files import SUM, built, faults, picture, sums
 from PIL import Image
 
-from envs.data import images
-from envs.data.rows import RowError, read_row, shown
-from envs.manifest import Manifest, find_answer
-from grpo import config
+from envs.manifest import Manifest
 from grpo.conversation import Sampling
-from grpo.interfaces import DataError
 from grpo.policy import Policy
 from grpo.rollout import play
 from grpo.types import Message
 from scripts import sample_data
 
-SUM = {"prompt": "1 + 1?", "answer": 2, "kind": "number"}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def written(path: Path, rows: Sequence[Mapping[str, Any] | str]) -> Path:
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-    return path
-
-
-def sums(first: int, count: int) -> list[dict[str, Any]]:
-    return [
-        {"prompt": f"{number} + 1?", "answer": number + 1, "kind": "number"} for number in range(first, first + count)
-    ]
-
-
-def built(folder: Path, train: Sequence[Any], held_out: Sequence[Any] | None = None, **changes: str) -> Manifest:
-    """Manifests of these rows; without held-out rows, sums that no test trains on."""
-    written(folder / "train.jsonl", train)
-    written(folder / "eval.jsonl", sums(1000, 20) if held_out is None else held_out)
-    words = [f"env.{key}={value}" for key, value in changes.items()]
-    (run,) = configs.typed(
-        ["env=manifest", f"env.train_manifest={folder}/train.jsonl", f"env.eval_manifest={folder}/eval.jsonl", *words]
-    )
-    env = config.build_env(run)
-    assert isinstance(env, Manifest)
-    return env
-
-
-def faults(env: Manifest) -> list[tuple[str, str]]:
-    with pytest.raises(DataError) as caught:
-        env.tasks("train", 1, seed=0)
-    return list(caught.value.faults)
-
-
-def picture(path: Path, size: tuple[int, int] = (64, 32), colour: Any = "red", **save: Any) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path, **save)
-    return path.name
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_a_row_becomes_a_question_with_its_images_and_the_answer_stays_behind(tmp_path: Path) -> None:
@@ -94,37 +47,6 @@ def test_a_row_becomes_a_question_with_its_images_and_the_answer_stays_behind(tm
     outcome = episode.act("It is <answer> Secret. </answer>")
     assert (outcome.action, outcome.done, outcome.solved) == ("Secret.", True, True)
     assert "secret" not in outcome.feedback.casefold()
-
-
-@pytest.mark.parametrize(
-    ("reply", "answer"),
-    [
-        ("<answer>2</answer>", "2"),
-        ("so <answer>\n2 </answer>.", "2"),
-        ("2", None),
-        ("<answer>2</answer><answer>2</answer>", None),
-        ("<answer><answer>2</answer></answer>", None),
-        ("</answer>2<answer>", None),
-        ("<answer></answer>", None),
-        ("<answer>2", None),
-        ("<ANSWER>2</ANSWER>", None),
-        ("<answer>" + "9" * 1_000_000 + "</answer>", None),
-        ("<answer>" * 100_000, None),
-        ("", None),
-    ],
-)
-def test_the_answer_is_read_from_one_place_only(reply: str, answer: str | None) -> None:
-    assert find_answer(reply, "answer") == answer
-
-
-def test_without_a_tag_the_whole_reply_is_the_answer() -> None:
-    assert [find_answer(reply, None) for reply in (" B ", "", "A or B")] == ["B", None, "A or B"]
-
-
-@given(reply=st.text(max_size=300))
-def test_any_reply_is_taken_as_data(reply: str) -> None:
-    answer = find_answer(f"<answer>{reply}</answer>", "answer")
-    assert answer is None or answer in reply
 
 
 @pytest.mark.parametrize(
@@ -262,159 +184,6 @@ def test_more_training_tasks_than_rows_are_rounds_over_all_rows_with_names_of_th
     tasks = built(tmp_path, sums(0, 4)).tasks("train", 10, seed=0)
     assert len({task.id for task in tasks}) == 10
     assert [len({task.data["text"] for task in tasks[start : start + 4]}) for start in (0, 4)] == [4, 4]
-
-
-def test_messages_keep_their_order_and_images_belong_to_the_last(tmp_path: Path) -> None:
-    messages = [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]},
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "How many?"}]},
-    ]
-    seen = shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
-    assert [message.role for message in seen.before] == ["system", "user", "assistant"]
-    assert (seen.text, seen.images, seen.places) == ("How many?", ("a.png",), (0,))
-    for content in ([{"type": "image", "image": "b.png"}], "<image> too"):
-        messages[1] = {"role": "user", "content": content}
-        with pytest.raises(RowError, match=r"messages\.1: holds an image"):
-            shown(read_row(json.dumps({"messages": messages, "answer": 1, "kind": "number"}).encode()))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "images", "text", "places"),
-    [
-        ("<image>\nHow many?", ["a"], "\nHow many?", (0,)),
-        ("<image> or <image>?", ["a", "b"], " or ?", (0, 4)),
-        ("This <image>", ["a"], "This ", ()),
-        ("Which?", ["a", "b"], "Which?", ()),
-    ],
-)
-def test_images_stand_where_their_markers_do_and_else_follow_the_text(
-    prompt: str, images: list[str], text: str, places: tuple[int, ...]
-) -> None:
-    seen = shown(read_row(json.dumps({**SUM, "prompt": prompt, "images": images}).encode()))
-    assert (seen.text, seen.images, seen.places) == (text, tuple(images), places)
-
-
-@pytest.mark.parametrize(
-    ("content", "images", "shown_images", "places"),
-    [
-        ("<image>x", ["a"], ("a",), (0,)),
-        ([{"type": "image"}, {"type": "text", "text": "x"}], ["a"], ("a",), (0,)),
-        ([{"type": "image", "image": "b"}, {"type": "text", "text": "x"}], ["a"], ("b", "a"), (0, 1)),
-        ([{"type": "image", "image": "b"}, {"type": "text", "text": "<image>x"}], ["a"], ("b", "a"), (0, 0)),
-        ([{"type": "text", "text": "x"}, {"type": "image"}], ["a"], ("a",), ()),
-    ],
-)
-def test_parts_of_a_message_are_places_and_the_rows_images_fill_those_without_a_path(
-    content: Any, images: list[str], shown_images: tuple[str, ...], places: tuple[int, ...]
-) -> None:
-    row = {"messages": [{"role": "user", "content": content}], "images": images, "answer": 1, "kind": "number"}
-    seen = shown(read_row(json.dumps(row).encode()))
-    assert (seen.text, seen.images, seen.places) == ("x", shown_images, places)
-
-
-def test_a_question_with_its_one_image_elsewhere_is_the_same_question(tmp_path: Path) -> None:
-    picture(tmp_path / "a.png")
-    picture(tmp_path / "b.png", colour="blue")
-    ask = [{**SUM, "images": ["a.png"], "prompt": prompt} for prompt in ("Colour?", "<image>\nColour?")]
-    pairs = [
-        {**SUM, "images": ["a.png", "b.png"], "prompt": text} for text in ("<image>, <image> ", "<image><image>,  ")
-    ]
-    assert faults(built(tmp_path, [*ask, *pairs])) == [
-        ("train_manifest", "line 2: asks the same as line 1: same text, same images")
-    ]
-    (task,) = built(tmp_path, ask[1:]).tasks("train", 1, seed=0)
-    seen = built(tmp_path, ask[1:]).episode(task).observe()
-    assert (seen.text, seen.places, len(seen.images)) == ("\nColour?", (0,), 1)
-
-
-def test_images_are_upright_without_transparency_and_of_bounded_size(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: the first row is the right-hand side
-    half = Image.new("RGB", (40, 20), "red")
-    half.paste("blue", (20, 0, 40, 20))
-    half.save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    pixels, size = images.load(str(tmp_path / "turned.jpg"), 10_000)
-    assert (pixels.shape, size) == ((40, 20, 3), (20, 40))
-    assert pixels[5, 10, 0] > 200 and pixels[35, 10, 2] > 200
-    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert (images.load(str(tmp_path / "clear.png"), 10_000)[0] == 255).all()
-    Image.fromarray(np.full((8, 8), 32768, dtype=np.uint16)).save(tmp_path / "deep.png")
-    assert (images.load(str(tmp_path / "deep.png"), 10_000)[0] == 128).all()
-    picture(tmp_path / "large.png", size=(400, 100))
-    pixels, size = images.load(str(tmp_path / "large.png"), 10_000)
-    assert (pixels.shape, size) == ((50, 200, 3), (400, 100))
-    assert not pixels.flags.writeable
-
-
-@pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "webp", "bmp", "tiff"])
-def test_an_image_that_is_cut_off_is_told_with_its_line_before_anything_starts(tmp_path: Path, suffix: str) -> None:
-    rng = np.random.default_rng(0)
-    for name in ("whole", "cut"):
-        Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(tmp_path / f"{name}.{suffix}")
-    cut = tmp_path / f"cut.{suffix}"
-    cut.write_bytes(cut.read_bytes()[:-1500])
-    found = faults(built(tmp_path, [{**SUM, "images": [f"{name}.{suffix}"]} for name in ("whole", "cut")]))
-    assert [problem.split(": ")[0] for _, problem in found] == ["line 2"]
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "webp"])
-def test_a_picture_with_damaged_exif_data_is_shown_as_it_lies(tmp_path: Path, suffix: str) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    file = tmp_path / f"a.{suffix}"
-    picture(file, size=(40, 20), exif=exif)
-    assert images.load(str(file), 10_000)[1] == (20, 40)
-    damaged = tmp_path / f"b.{suffix}"
-    damaged.write_bytes(file.read_bytes().replace(b"MM\0*", b"MM\0!"))
-    assert images.load(str(damaged), 10_000)[1] == (40, 20)
-
-
-def test_pictures_of_32_bit_numbers_are_refused_since_nothing_says_what_is_white(tmp_path: Path) -> None:
-    for mode in ("I", "F"):
-        Image.new(mode, (8, 8), 200).save(tmp_path / f"{mode}.tiff")
-        with pytest.raises(ValueError, match="holds 32-bit numbers"):
-            images.identify(str(tmp_path / f"{mode}.tiff"))
-
-
-def test_cmyk_palettes_and_the_first_picture_of_an_animation_are_shown(tmp_path: Path) -> None:
-    red = Image.new("RGB", (8, 8), "red")
-    red.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
-    red.convert("P").save(tmp_path / "palette.png")
-    red.save(tmp_path / "moving.gif", save_all=True, append_images=[Image.new("RGB", (8, 8), "blue")])
-    for name in ("cmyk.jpg", "palette.png", "moving.gif"):
-        seen, _ = images.load(str(tmp_path / name), 10_000)
-        assert (np.abs(seen.astype(int) - [254, 0, 0]) < 3).all(), name
-
-
-def test_what_follows_a_whole_image_in_its_file_does_no_harm(tmp_path: Path) -> None:
-    for name in ("a.png", "b.jpg"):
-        picture(tmp_path / name)
-        (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\0" * 40)
-    tasks = built(tmp_path, [{**SUM, "images": ["a.png", "b.jpg"]}]).tasks("train", 1, seed=0)
-    assert len(tasks) == 1
-
-
-def test_pipes_and_folders_are_no_images(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "folder.png").mkdir()
-    rows = [{**SUM, "images": [name]} for name in ("pipe.png", "folder.png")]
-    told = [problem for _, problem in faults(built(tmp_path, rows))]
-    assert [text.rsplit(": ", 1)[1] for text in told] == ["is no file", "is no file"]
-
-
-def test_bombs_ribbons_and_programs_are_refused_before_they_are_opened(tmp_path: Path) -> None:
-    picture(tmp_path / "bomb.png", size=(9000, 9000))
-    picture(tmp_path / "ribbon.png", size=(900, 4))
-    (tmp_path / "program.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
-    rows = [{**SUM, "images": [name]} for name in ("bomb.png", "ribbon.png", "program.eps")]
-    told = [problem for _, problem in faults(built(tmp_path, rows))]
-    assert [text.split(": ", 3)[3][:20] for text in told] == [
-        "is 9000 x 9000; at m",
-        "is 900 x 4; no side ",
-        "is no image (PNG, JP",
-    ]
 
 
 def test_a_manifest_that_was_checked_is_not_read_through_again_until_an_image_changes(

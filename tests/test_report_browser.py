@@ -5,6 +5,7 @@ Chromium comes from the system (Debian: `apt-get install chromium`); only its dr
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_the_viewer_steps_through_turns_siblings_groups_and_filters(page: Page, 
     assert page.locator("select[data-name=group]").input_value() != before
     page.get_by_label("outcome").select_option("unsolved")
     assert "✗ not solved" in page.locator(".episode").locator("..").inner_text()
+
+
+def test_the_viewer_marks_where_an_image_stands_in_its_text(page: Page, tmp_path: Path) -> None:
+    folder = build_run(tmp_path / "run", steps=3)
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    for turn in (turn for row in rows for turn in row["turns"]):
+        turn |= {"text": "\U0001f600 or ?", "places": [1]}  # the emoji is one character, and two of JavaScript's units
+    (folder / "rollouts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    page.goto(build(folder).as_uri())
+    assert (
+        page.locator(".field", has_text="observation").locator("pre").first.inner_text() == "\U0001f600[image 1] or ?"
+    )
 
 
 def test_a_sweeps_table_sorts_by_any_column_and_chooses_a_trial(page: Page, sweep: Path) -> None:
