@@ -258,6 +258,9 @@ class _Check:
             judge(_one_turn(_NO_TASK, _NOTHING, state, "", ""))
         except ValueError as error:
             raise RowError("answer", str(error)) from error
+        # A judge may be anybody's code; what it stumbles over is a line of the data.
+        except Exception as error:
+            raise RowError("answer", f"its judge raised {type(error).__name__}: {error}") from error
         if len(self._sound) < REMEMBERED:
             self._sound.add(name)
 

@@ -62,7 +62,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         total, rows = SOURCES[options.source](options)
-        output = _Output(folder=options.out, held_out=options.held_out, kind=options.kind)
+        output = _Output(
+            folder=options.out, held_out=options.held_out, kind=options.kind, instruction=options.instruction
+        )
         with output:
             for number, row in enumerate(track(rows, total=total, description="converting"), start=1):
                 output.add(number, row)
@@ -81,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument(
         "--kind", choices=KINDS, default="auto", help="auto: one capital letter is choice, a number number"
+    )
+    parser.add_argument(
+        "--instruction", metavar="TEXT", help="added to each question, such as: 'Answer in <answer>…</answer>.'"
     )
     parser.add_argument("--held-out", type=float, default=0.1, metavar="SHARE", help="of the rows, by content (0.1)")
     parser.add_argument("--question", default="question", metavar="COLUMN", help="parquet: the question's column")
@@ -230,6 +235,7 @@ class _Output:
     folder: Path
     held_out: float
     kind: str
+    instruction: str | None
     written: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -273,7 +279,8 @@ class _Output:
         """The manifest's line, the hash of what it shows, and its kind."""
         answer, kind = _answered(question.answer, self.kind)
         images = [self._image(content) for content in question.images]
-        row = {**question.fields, "images": images, "answer": answer, "kind": kind}
+        fields = question.fields if self.instruction is None else _instructed(question.fields, self.instruction)
+        row = {**fields, "images": images, "answer": answer, "kind": kind}
         if row.get("id") in self.ids:
             del row["id"]  # other data may use a name twice; a manifest must not
         self.ids.add(row.get("id", ""))
@@ -303,6 +310,17 @@ class _Output:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common())
         counts = ", ".join(f"{self.written[name]:,} rows in {self.folder / name}.jsonl" for name in self._files)
         yield f"written: {counts}{f' ({kinds})' if kinds else ''}; left out: {self.refused.total():,}"
+
+
+def _instructed(fields: Mapping[str, Any], instruction: str) -> dict[str, Any]:
+    """With the instruction behind the question, since data of others know nothing of the tag that answers stand in."""
+    if "prompt" in fields:
+        return {**fields, "prompt": f"{fields['prompt']}\n{instruction}"}
+    *earlier, last = fields["messages"]
+    content = last["content"]
+    added = f"\n{instruction}"
+    said = content + added if isinstance(content, str) else [*content, {"type": "text", "text": added}]
+    return {**fields, "messages": [*earlier, {**last, "content": said}]}
 
 
 def _answered(answer: Any, kind: str) -> tuple[Any, str]:

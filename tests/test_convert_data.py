@@ -180,6 +180,21 @@ def test_verl_messages_in_parts_keep_the_places_of_their_images(tmp_path: Path) 
     assert (seen.text, seen.places, len(seen.images)) == ("What is x?", (0,), 1)
 
 
+@pytest.mark.parametrize("content", ["What is x?", [{"type": "text", "text": "What is x?"}]])
+def test_an_instruction_stands_behind_each_question(tmp_path: Path, content: Any) -> None:
+    turns = [{"from": "human", "value": "What is x?"}, {"from": "gpt", "value": "4"}]
+    (tmp_path / "data.json").write_text(json.dumps([{"conversations": turns}]))
+    row = {"prompt": [{"role": "user", "content": content}], "reward_model": {"ground_truth": "4"}}
+    file = table(tmp_path / "verl.parquet", [row])
+    for source, path in (("llava", f"{tmp_path}/data.json"), ("verl", file)):
+        out = tmp_path / source
+        more = ["--held-out", "0", "--instruction", "Answer in <answer>…</answer>."]
+        assert convert_data.main([source, path, "--out", str(out), *more]) == 0
+        (written,) = lines(out)
+        seen = shown(read_row(json.dumps(written).encode()))
+        assert seen.text == "What is x?\nAnswer in <answer>…</answer>."
+
+
 def test_json_lines_and_openais_words_are_read_and_videos_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

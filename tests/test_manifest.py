@@ -8,6 +8,7 @@ import pickle
 import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from PIL import Image
 
 from envs.manifest import Manifest
 from grpo.conversation import Sampling
+from grpo.interfaces import Reward
 from grpo.policy import Policy
 from grpo.rollout import play
-from grpo.types import Message
+from grpo.types import Message, Transcript
 from scripts import sample_data
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -234,6 +236,16 @@ def test_an_env_that_has_read_its_data_stays_small_when_it_is_sent_away(tmp_path
     env = built(tmp_path, sums(0, 500))
     env.tasks("train", 1, seed=0)
     assert len(pickle.dumps(env)) < 5000
+
+
+def test_a_judge_that_breaks_at_a_reference_names_the_line(tmp_path: Path) -> None:
+    class Broken(Reward):
+        def __call__(self, transcript: Transcript) -> float | None:
+            return float(transcript.turns[-1].state["answer"]["value"])
+
+    env = replace(built(tmp_path, [{**SUM, "kind": "own"}]), judges={"own": Broken(), "number": Broken()})
+    found = [problem for key, problem in faults(env) if key == "train_manifest"]
+    assert found == ["line 1: answer: its judge raised TypeError: 'int' object is not subscriptable"]
 
 
 def test_kinds_of_judges_are_components_and_their_faults_are_told_with_their_keys() -> None:
