@@ -20,6 +20,7 @@ import torch
 from skyrl.train.generators.base import GeneratorInput, GeneratorOutput, TrajectoryID
 from skyrl.train.generators.skyrl_gym_generator import TrajectoryOutput
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
+from vllm.sampling_params import RequestOutputKind
 
 from grpo.chat import ChatRenderer
 from grpo.engines.skyrl_env import SkyrlEnv, pays, register
@@ -84,7 +85,12 @@ class Generator(SkyRLVLMGymGenerator):
         self._mixture = mixture
         # What the local engine masks out: an untrained policy does emit <|image_pad|>, and could not be trained on it.
         banned = [token for token in tokenizer.all_special_ids if token != self.chat.end_token]
-        self._always = {"min_tokens": 0, "logit_bias": {str(token): NEVER for token in banned}}
+        self._always = {
+            "min_tokens": 0,
+            "logit_bias": {str(token): NEVER for token in banned},
+            # One answer at the end, of ids: vLLM's server would otherwise wake up and decode for every token.
+            "output_kind": RequestOutputKind.FINAL_ONLY.value,
+        }
         self._images = Images(self.inference_engine_client, model, merged_patches)
         register(env, mixture, tokenizer.eos_token)
 
@@ -129,7 +135,8 @@ class Generator(SkyRLVLMGymGenerator):
             first = self.chat.first_turn(observation.text, ())
         tokens.show(first, images, observation)
         session = f"{trajectory_id.instance_id}_{sample}"
-        await self._turns(env, tokens, max_input_length, sampling_params | self._always, session)
+        sampling = sampling_params | self._always | {"detokenize": bool(sampling_params.get("stop"))}
+        await self._turns(env, tokens, max_input_length, sampling, session)
         transcript, final_text = env.finish()
         trace = TokenTrace(
             token_ids=np.array(tokens.ids, dtype=np.int64),

@@ -50,12 +50,20 @@ class ScriptedClient:
         self.rendered += 1
         return await self._renderer.render_chat_completion(payload)
 
+    async def finish_session(self, session_id: str) -> None:
+        """SkyRL's own generator says so."""
+
     async def generate(self, request: dict[str, Any], model: str | None = None) -> dict[str, Any]:
         self.requests.append(request | {"model": model, "prompt_token_ids": [list(request["prompt_token_ids"][0])]})
         session = request["session_ids"][0]
         ids = encode(self._script(int(session.rsplit("_", 1)[1]), self._turns[session]))
         self._turns[session] += 1
-        return {"response_ids": [ids], "response_logprobs": [[-0.5] * len(ids)], "stop_reasons": ["stop"]}
+        return {
+            "responses": [TOKENIZER.decode(ids)],
+            "response_ids": [ids],
+            "response_logprobs": [[-0.5] * len(ids)],
+            "stop_reasons": ["stop"],
+        }
 
 
 def generator(run: RunConfig, env: Env, mixture: Mixture, client: Any) -> Generator:

@@ -14,6 +14,8 @@ import pytest
 import skyrl_gym
 import torch
 from scripted_vllm import CHAT, ScriptedClient, encode, generator, play
+from vllm.entrypoints.serve.disagg.protocol import GenerateRequest
+from vllm.sampling_params import RequestOutputKind
 
 from grpo import rollout as local_rollout
 from grpo.config import RunConfig, build_env, build_rewards
@@ -233,6 +235,24 @@ def test_what_an_untrained_model_must_not_say_is_forbidden_at_vllm_too(renderer:
     assert bias[str(CHAT.image_token)] == -100.0
     assert str(CHAT.end_token) not in bias
     assert client.requests[0]["model"] == "adapter"
+
+
+def test_vllm_reads_from_a_request_that_it_shall_answer_once_and_with_ids(renderer: Any) -> None:
+    run, env, mixture = parts()
+    client = ScriptedClient(script, renderer)
+    asyncio.run(play(generator(run, env, mixture, client), env.tasks("train", 1, seed=5), siblings=1))
+    sent = client.requests[-1]
+    request = GenerateRequest.model_validate(
+        {
+            "model": sent["model"],
+            "token_ids": sent["prompt_token_ids"][0],
+            "sampling_params": sent["sampling_params"],
+            "features": sent["mm_features"][0],
+        }
+    )
+    asked = request.sampling_params
+    assert (asked.output_kind, asked.detokenize) == (RequestOutputKind.FINAL_ONLY, False)
+    assert (asked.min_tokens, asked.max_tokens, asked.logprobs) == (0, 32, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
