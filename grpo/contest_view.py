@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from grpo.checkpoint import write_json
 from grpo.config import RunConfig, to_yaml
 from grpo.contest import Contest, Result, record
+from grpo.verdict import tasks_needed
 
 RESULT_FILE, TABLE_FILE = "result.json", "table.txt"
 _WIDTH = 118
 """Columns of the saved table, and of one whose output is no terminal."""
 
 
-def show(results: Sequence[Result], contest: Contest, reachable: float | None, reference: str) -> str:
-    """Print the tables and verdicts, and return them as text; `reachable` is the share that the turns allow."""
+def show(
+    results: Sequence[Result], contest: Contest, reachable: float | None, reference: str, notes: Sequence[str]
+) -> str:
+    """Print tables, notes and verdicts, and return them as text; `reachable` is the share that the turns allow."""
     console = Console(record=True)
     if not console.is_terminal:
         console = Console(record=True, width=_WIDTH)
@@ -27,20 +31,42 @@ def show(results: Sequence[Result], contest: Contest, reachable: float | None, r
     console.print(_figures(results, contest))
     if any(result.drift for result in results):
         console.print(_drifts(results))
+    for line in (*notes, *_notes(results), *_verdicts(results, reference)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return console.export_text()
+
+
+def _notes(results: Sequence[Result]) -> Iterator[str]:
+    """What makes figures doubtful."""
     for result in results:
-        if result.played.never_varies:
-            told = (
+        played = result.played
+        if played.says_nothing:
+            yield (
+                f"{result.name}: every reply is empty; where the server keeps a model's reasoning apart, raise "
+                "algorithm.max_completion_tokens or turn its reasoning parser off"
+            )
+        elif played.never_varies and not played.errors:
+            yield (
                 f"{result.name}: every sampled reply is the greedy one; either it is sure of each, or its server does "
                 "not apply the temperature (transformers serve does not, where generation_config.json lacks do_sample)"
             )
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
-    for result in results:
-        if result.comparison is not None:
-            verdict = f"{result.name}: {result.comparison.judgement} against {reference}: {result.comparison.reason}"
-            console.print(verdict, markup=False, highlight=False, soft_wrap=True)
-    if all(result.comparison is None for result in results):
-        console.print(f"{reference} by itself: nothing to compare it with, so there is no verdict")
-    return console.export_text()
+        if played.errors:
+            yield (
+                f"{result.name}: {len(played.errors)} of {played.episodes} episodes ended in an error and count as "
+                f"unsolved; the first: {played.errors[0]}"
+            )
+
+
+def _verdicts(results: Sequence[Result], reference: str) -> Iterator[str]:
+    compared = [(result, result.comparison) for result in results if result.comparison is not None]
+    for result, comparison in compared:
+        yield f"{result.name}: {comparison.judgement} against {reference}: {comparison.reason}"
+    if not compared:
+        yield f"{reference} by itself: nothing to compare it with, so there is no verdict"
+        return
+    tasks, needed = len(results[0].played.greedy.rollouts), tasks_needed(len(compared))
+    if tasks < needed:
+        yield f"{tasks} tasks are too few to tell any change from chance; use --tasks {needed} or more"
 
 
 def _figures(results: Sequence[Result], contest: Contest) -> Table:
@@ -58,7 +84,7 @@ def _figures(results: Sequence[Result], contest: Contest) -> Table:
         for evaluation, name, decoding, interval, pass_at in rows:
             metrics = evaluation.metrics
             table.add_row(
-                name,
+                escape(name),
                 decoding,
                 f"{evaluation.solved:.3f}",
                 interval,
@@ -90,7 +116,7 @@ def _drifts(results: Sequence[Result]) -> Table:
                 for drift in result.drift.values()
                 for cell in (_number(drift.kl), f"{drift.changed} of {drift.prompts}")
             ]
-            table.add_row(result.name, *cells)
+            table.add_row(escape(result.name), *cells)
     return table
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from json import JSONDecodeError
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ AT_ONCE = 16
 """Episodes in flight; a server batches what arrives together."""
 TRIES = 5
 TIMEOUT_SECONDS = 300.0
+LONGEST = 500
+"""Characters of a server's answer in an error."""
 
 _NO_TRACE = TokenTrace(
     token_ids=np.zeros(0, np.int64), action_mask=np.zeros(0, bool), logprobs=np.zeros(0, np.float32), images=()
@@ -57,15 +60,18 @@ class Endpoint:
 
         try:
             listed = sorted(known.id for known in self._client.models.list())
-        except APIStatusError:
+        # What is not in OpenAI's form breaks inside openai; the question below gets its words.
+        except (APIStatusError, AttributeError, TypeError, ValueError):
             listed = []
         if model in listed:
             return
         try:
-            self._client.with_options(max_retries=0).chat.completions.create(
-                model=model, messages=[{"role": "user", "content": "?"}], temperature=0.0, seed=0, max_tokens=1
+            _read(
+                self._client.with_options(max_retries=0).chat.completions.create(
+                    model=model, messages=[{"role": "user", "content": "?"}], temperature=0.0, seed=0, max_tokens=1
+                )
             )
-        except APIStatusError as error:
+        except (APIStatusError, ValueError) as error:
             names = ", ".join(listed) or "nothing"
             raise ValueError(
                 f"{self._client.base_url} does not serve {model} ({_words(error)}); it lists {names}; give what it "
@@ -123,22 +129,15 @@ class Endpoint:
                     max_tokens=sampling.max_completion_tokens,
                     seed=seed(len(play.turns)) % 2**31,
                 )
+                text, tokens, cut = _read(answer)
             except BadRequestError as error:
                 if "context length" not in _words(error) or not play.turns:
                     raise self._failed(play, error) from error
                 return  # play.stop says token_limit until something else ends it
-            except OpenAIError as error:
+            except (OpenAIError, ValueError) as error:
                 raise self._failed(play, error) from error
-            choice = answer.choices[0]
-            text = choice.message.content or ""
             said.append({"role": "assistant", "content": text})
-            tokens = answer.usage.completion_tokens if answer.usage else 0
-            shown = play.take(
-                text,
-                completion_tokens=tokens,
-                truncated=choice.finish_reason == "length",
-                max_turns=max_turns,
-            )
+            shown = play.take(text, completion_tokens=tokens, truncated=cut, max_turns=max_turns)
 
     def _failed(self, play: Play, error: Exception) -> EndpointError:
         return EndpointError(
@@ -146,11 +145,29 @@ class Endpoint:
         )
 
 
+def _read(answer: Any) -> tuple[str, int, bool]:
+    """(reply, its tokens, whether it was cut); no reply at all is an empty one. Raises ValueError for other content.
+
+    openai checks nothing of this: what is not JSON arrives as text, and what the JSON lacks as None.
+    """
+    try:
+        choice = answer.choices[0]
+        text, cut = choice.message.content, choice.finish_reason == "length"
+        tokens = answer.usage.completion_tokens if answer.usage else None
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ValueError(f"wanted a chat completion, got {str(answer)[:LONGEST]!r}") from error
+    if not isinstance(text, str | None):
+        raise ValueError(f"wanted a chat completion whose content is a text, got {str(text)[:LONGEST]!r}")
+    return text or "", tokens or 0, cut
+
+
 def _words(error: Exception) -> str:
     """What the server said; openai's own message leaves out what is not in OpenAI's form."""
     from openai import APIStatusError
 
-    return f"{error.status_code}: {error.response.text[:500]}" if isinstance(error, APIStatusError) else str(error)
+    if isinstance(error, APIStatusError):
+        return f"{error.status_code}: {error.response.text[:LONGEST]}"
+    return f"its answer is not JSON ({error})" if isinstance(error, JSONDecodeError) else str(error)
 
 
 def _rollout(play: Play) -> Rollout:

@@ -67,6 +67,21 @@ class Played:
         said = [_replies(rollout) for rollout in self.greedy.rollouts for _ in range(self.sampled.siblings)]
         return said == [_replies(rollout) for rollout in self.sampled.rollouts]
 
+    @property
+    def says_nothing(self) -> bool:
+        played = (*self.greedy.rollouts, *self.sampled.rollouts)
+        return not any(reply.strip() for rollout in played for reply in _replies(rollout)) and not self.errors
+
+    @property
+    def episodes(self) -> int:
+        return len(self.greedy.rollouts) + len(self.sampled.rollouts)
+
+    @property
+    def errors(self) -> list[str]:
+        """Of the episodes that could not be played to their end."""
+        played = (*self.greedy.rollouts, *self.sampled.rollouts)
+        return [rollout.transcript.error for rollout in played if rollout.transcript.error is not None]
+
 
 def _replies(rollout: Rollout) -> list[str]:
     return [turn.reply for turn in rollout.transcript.turns]

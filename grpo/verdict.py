@@ -6,6 +6,7 @@ hacking, also where less is solved than before: the sign says what to look for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ from grpo.signs import signs
 Judgement = Literal["improved", "unchanged", "worse", "reward hacking suspected"]
 
 ALPHA = 0.05
+"""Chance that any of the policies compared is called improved or worse though none is either."""
+TESTS = 2
 REWARD_RISE = 0.05
 """Share of the full mark (the sum of the positive weights); a smaller rise of the reward is tidiness, no hacking."""
 
@@ -35,15 +38,18 @@ class Comparison:
 def compare(
     before: Played, after: Played, weights: Mapping[str, float], *, max_turns: int, policies: int
 ) -> Comparison:
-    """`after` against `before`; with `policies` compared at once, each must be that much surer (Bonferroni)."""
-    alpha = ALPHA / policies
+    """`after` against `before`; with `policies` compared at once, each must be that much surer (Bonferroni).
+
+    Each is tested twice, greedily and sampled, and so is held to half of that.
+    """
+    alpha = ALPHA / TESTS / policies
     greedy = differences(before.greedy, after.greedy, alpha)
     sampled = differences(before.sampled, after.sampled, alpha)
     tasks = [[value == 1.0 for value in evaluation.by_task["solved"]] for evaluation in (before.greedy, after.greedy)]
     pairs = discordant(*tasks)
     told = (
         f"solved {_told(greedy['solved'])} greedy ({pairs.gained} tasks gained, {pairs.lost} lost, p={pairs.p:.2g}), "
-        f"{_told(sampled['solved'])} sampled"
+        f"{_told(sampled['solved'])} sampled (p={sampled['solved'].p:.2g})"
     )
     sure = pairs.p < alpha
     better = sampled["solved"].rises or (sure and pairs.gained > pairs.lost)
@@ -63,6 +69,11 @@ def compare(
         sampled=sampled,
         solved_greedy=pairs,
     )
+
+
+def tasks_needed(policies: int) -> int:
+    """Of fewer, even a change that is the same in each of them could be chance."""
+    return math.floor(math.log2(2 * TESTS * policies / ALPHA)) + 1
 
 
 def differences(before: Evaluation, after: Evaluation, alpha: float) -> dict[str, Difference]:

@@ -65,7 +65,39 @@ def serving(policy: Policy, *names: str, failures: int = 0, lists: bool = True) 
         def log_message(self, format: str, *args: Any) -> None:
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with _running(Handler) as url:
+        yield url
+
+
+@contextmanager
+def answering(content: str) -> Iterator[str]:
+    """The address of a server that lists the model `tiny` and answers every completion with this text."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(content)
+
+        def _answer(self, text: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json" if text.startswith("{") else "text/html")
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    with _running(Handler) as url:
+        yield url
+
+
+@contextmanager
+def _running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

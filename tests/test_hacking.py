@@ -16,7 +16,7 @@ from grpo.config import build_env
 from grpo.evaluation import Evaluation, Played
 from grpo.metrics import rollout_metrics
 from grpo.reward import Mixture
-from grpo.verdict import Comparison, compare
+from grpo.verdict import Comparison, compare, tasks_needed
 from rewards.answer_format import AnswerFormat
 from rewards.task_success import TaskSuccess
 from tests import scripted
@@ -128,3 +128,8 @@ def test_many_policies_at_once_must_each_be_surer() -> None:
         compare(before, after, SHAPED, max_turns=ENV.max_turns, policies=policies) for policies in (1, 1000)
     )
     assert alone.sampled["solved"].low > among_many.sampled["solved"].low
+
+
+def test_how_many_tasks_can_tell_anything_grows_with_the_policies() -> None:
+    # Two tests at 5 %: 2/2^7 < 0.025 <= 2/2^6; of ten policies, 2/2^10 < 0.0025 <= 2/2^9.
+    assert (tasks_needed(1), tasks_needed(10)) == (7, 10)
