@@ -89,12 +89,13 @@ def _ray(config: Any, gpus: Layout, folder: Path) -> Iterator[None]:
     os.environ.setdefault("VLLM_HOST_IP", ray.util.get_node_ip_address())
     if "RAY_ADDRESS" not in os.environ:
         # Before Ray starts: with GPUs missing, SkyRL would look for them for minutes while it does.
-        here = {"GPU": float(torch.cuda.device_count())}
-        refuse_missing_gpus(gpus, here, here)
+        here = {"GPU": float(torch.cuda.device_count()), "CPU": float(os.cpu_count() or 1)}
+        refuse_missing_gpus(gpus, [("this machine", here)])
     with orphans.ended_with_this_process() as environment:
         try:
             start_ray(config, environment)
-            refuse_missing_gpus(gpus, ray.cluster_resources(), ray.available_resources())
+            nodes = [(each["NodeManagerHostname"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
+            refuse_missing_gpus(gpus, nodes, ray.available_resources())
             if gpus.all_nodes > 1:
                 refuse_unshared(folder)
             yield
@@ -120,18 +121,29 @@ def start_ray(config: Any, environment: Mapping[str, str]) -> None:
     sync_registries()
 
 
-def refuse_missing_gpus(gpus: Layout, there: Mapping[str, float], free: Mapping[str, float]) -> None:
-    """Raises RuntimeError if Ray could not place the run: it would wait for GPUs for ever, without a word."""
-    have, idle = int(there.get("GPU", 0)), int(free.get("GPU", 0))
+def refuse_missing_gpus(
+    gpus: Layout, nodes: Sequence[tuple[str, Mapping[str, float]]], free: Mapping[str, float] | None = None
+) -> None:
+    """Raises RuntimeError if Ray could not place the run: it would wait for minutes, and then say only that.
+
+    `nodes` is what each host has, `free` what all of them together have left.
+    """
+    have = sum(int(each.get("GPU", 0)) for _, each in nodes)
+    wanted = f"the run wants {gpus.all_gpus} GPUs (cluster.gpus_per_node, cluster.nodes)"
     if have < gpus.all_gpus:
+        raise RuntimeError(f"{wanted} and Ray has {have}: {gpus.all_gpus - have} short")
+    width = gpus.all_gpus // gpus.all_nodes
+    if sum(int(each.get("GPU", 0)) // width for _, each in nodes) < gpus.all_nodes:
+        listed = ", ".join(f"{host} {int(each.get('GPU', 0))}" for host, each in nodes)
+        raise RuntimeError(f"{wanted}, {width} on a node, and Ray's nodes have: {listed}; ask for what there is")
+    cpus = sum(int(each.get("CPU", 0)) for _, each in nodes if each.get("GPU", 0))
+    if cpus < gpus.all_gpus:
         raise RuntimeError(
-            f"the run wants {gpus.all_gpus} GPUs (cluster.gpus_per_node, cluster.nodes) and Ray has {have}: "
-            f"{gpus.all_gpus - have} short"
+            f"SkyRL takes a CPU for each of {gpus.all_gpus} GPUs, and Ray's nodes with GPUs have {cpus}; start Ray on "
+            "them with more (--num-cpus)"
         )
-    if idle < gpus.all_gpus:
-        raise RuntimeError(
-            f"the run wants {gpus.all_gpus} GPUs, and of Ray's {have} only {idle} are free: another job has the rest"
-        )
+    if free is not None and (idle := int(free.get("GPU", 0))) < gpus.all_gpus:
+        raise RuntimeError(f"{wanted}, and of Ray's {have} only {idle} are free: another job has the rest")
 
 
 def refuse_unshared(folder: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +196,25 @@ def test_skyrls_state_and_adapter_become_a_checkpoint_that_the_local_code_reads(
     assert set(tensors) == set(tensors_of(policy.model))
 
 
-def test_gpus_that_are_not_there_or_not_free_are_counted_before_anything_waits_for_them() -> None:
-    (run,) = configs.typed(["engine=skyrl", "cluster.gpus_per_node=4"])
+@pytest.mark.parametrize(
+    ("nodes", "free", "told"),
+    [
+        ([(2, 8), (2, 8)], 4, None),
+        ([(0, 64), (4, 8)], 4, None),  # a node too many, without GPUs
+        ([(1, 8)], 1, "wants 4 GPUs .* and Ray has 1: 3 short"),
+        ([(2, 8), (2, 8)], 1, "of Ray's 4 only 1 are free: another job has the rest"),
+        ([(3, 8), (1, 8)], 4, "2 on a node, and Ray's nodes have: host0 3, host1 1; ask for what there is"),
+        ([(0, 64), (2, 1), (2, 1)], 4, "a CPU for each of 4 GPUs, and Ray's nodes with GPUs have 2; start Ray"),
+    ],
+)
+def test_what_ray_could_not_place_is_refused_before_anything_waits_for_it(
+    nodes: list[tuple[int, int]], free: int, told: str | None
+) -> None:
+    (run,) = configs.typed(["engine=skyrl", "cluster=ray", "cluster.nodes=2", "cluster.gpus_per_node=2"])
     gpus = layout(run.engine, run.cluster)
-    refuse_missing_gpus(gpus, {"GPU": 4}, {"GPU": 4})
-    with pytest.raises(RuntimeError, match=r"wants 4 GPUs .* and Ray has 1: 3 short"):
-        refuse_missing_gpus(gpus, {"GPU": 1}, {"GPU": 1})
-    with pytest.raises(RuntimeError, match="of Ray's 4 only 1 are free: another job has the rest"):
-        refuse_missing_gpus(gpus, {"GPU": 4}, {"GPU": 1})
+    there = [(f"host{index}", {"GPU": float(gpu), "CPU": float(cpu)}) for index, (gpu, cpu) in enumerate(nodes)]
+    with nullcontext() if told is None else pytest.raises(RuntimeError, match=told):
+        refuse_missing_gpus(gpus, there, {"GPU": float(free)})
 
 
 def test_a_model_that_brings_code_is_refused(tmp_path: Path) -> None:
