@@ -32,6 +32,9 @@ from grpo.redact import hide
 
 log = logging.getLogger(__name__)
 
+TRACEBACK = "Traceback (most recent call last)"
+TOLD_LINES = 40
+
 
 def train(
     given: Given, history: Sequence[Mapping[str, float]], newest: Path | None
@@ -58,12 +61,25 @@ def train(
             experiment = Experiment(config, given, records)
             with closing(experiment):
                 experiment.run()
-        except BaseException:
-            log.error("what SkyRL, Ray's workers and vLLM wrote: %s", config.trainer.log_path)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                log.error("%s", last_words(Path(config.trainer.log_path)))
             raise
     shutil.rmtree(sync, ignore_errors=True)
     objective = next(metrics[OBJECTIVE] for metrics in reversed(records.history) if OBJECTIVE in metrics)
     return objective, experiment.trainer.closing
+
+
+def last_words(folder: Path) -> str:
+    """Where workers and vLLM wrote, and the first traceback there: vLLM's engines tell their reason nowhere else."""
+    newest = max(folder.glob("infra-*.log"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return f"Ray's workers and vLLM wrote nothing to {folder}"
+    lines = newest.read_text(encoding="utf-8", errors="replace").splitlines()
+    first = next((index for index, line in enumerate(lines) if TRACEBACK in line), None)
+    shown = lines[-TOLD_LINES:] if first is None else lines[first : first + TOLD_LINES]
+    told = "its end" if first is None else "its first traceback"
+    return "\n".join([f"what Ray's workers and vLLM wrote is in {newest}; {told}:", *shown])
 
 
 def _paths(folder: Path, sync: Path, newest: Path | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from grpo.config import build_env, build_rewards
 from grpo.console import Console
 from grpo.engines.given import Given
 from grpo.engines.skyrl_records import Records, Step
-from grpo.engines.skyrl_run import refuse_code, refuse_missing_gpus
+from grpo.engines.skyrl_run import last_words, refuse_code, refuse_missing_gpus
 from grpo.engines.skyrl_trainer import ADAPTER, StepTasks, Trainer
 from grpo.layout import layout
 from grpo.policy import load_policy
@@ -215,6 +215,18 @@ def test_what_ray_could_not_place_is_refused_before_anything_waits_for_it(
     there = [(f"host{index}", {"GPU": float(gpu), "CPU": float(cpu)}) for index, (gpu, cpu) in enumerate(nodes)]
     with nullcontext() if told is None else pytest.raises(RuntimeError, match=told):
         refuse_missing_gpus(gpus, there, {"GPU": float(free)})
+
+
+def test_a_failure_is_told_with_the_first_traceback_of_workers_and_vllm(tmp_path: Path) -> None:
+    assert "wrote nothing" in last_words(tmp_path)
+    before, after = ["INFO all is well"] * 50, ["ERROR and so on"] * 50
+    cause = ["(EngineCore) Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory"]
+    (tmp_path / "infra-1.log").write_text("\n".join([*before, *cause, *after]))
+    told = last_words(tmp_path).splitlines()
+    assert told[0] == f"what Ray's workers and vLLM wrote is in {tmp_path}/infra-1.log; its first traceback:"
+    assert told[1:3] == cause and len(told) == 41
+    (tmp_path / "infra-1.log").write_text("\n".join([*before, "killed"]))
+    assert last_words(tmp_path).splitlines()[-1] == "killed"
 
 
 def test_a_model_that_brings_code_is_refused(tmp_path: Path) -> None:
