@@ -16,21 +16,18 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from grpo.cluster_schema import SlurmCluster
 from grpo.config import ConfigError, Fault
-from grpo.faults import guess
-from launchers import package
+from launchers import package, slurm_commands
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
 from launchers.outcome import tail
 from launchers.slurm_ray import TOKEN
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-AWAY = re.compile(r"Unable to contact|Connection refused|timed out|Communication connection failure")
-COMMAND_SECONDS = 60
 SETTLE_SECONDS = 20.0
 """For the files of a job that ended to become visible here."""
 
@@ -48,12 +45,9 @@ class SlurmJobs(Cluster):
         if not attempts:
             return
         try:
-            known = _slurm("sinfo", "--noheader", "--format", "%R").split()
+            slurm_commands.check(self._settings)
         except (Refused, Unreachable) as error:
             raise ConfigError([Fault(key="cluster.name", problem=f"Slurm does not answer: {error}")]) from error
-        if self._settings.partition not in known:
-            problem = f"no partition {self._settings.partition!r}{guess(self._settings.partition, known)}"
-            raise ConfigError([Fault(key="cluster.partition", problem=f"{problem} (there are {', '.join(known)})")])
         self._code = self._snapshot(attempts)
         self._say(f"code and configs of the jobs: {self._code}")
 
@@ -88,7 +82,7 @@ class SlurmJobs(Cluster):
                 made = executor.submit(SlurmTrial(work))
         except (subprocess.CalledProcessError, FailedJobError) as error:
             told = " ".join(str(error).split())[-500:]
-            if AWAY.search(told):  # the job may be there all the same: the next try finds it by its name
+            if slurm_commands.AWAY.search(told):  # the job may be there all the same: the next try finds it by its name
                 raise Unreachable(told) from error
             raise Refused(f"sbatch refused the job: {told}") from error
         _id_file(attempt).write_text(made.job_id, encoding="utf-8")
@@ -99,8 +93,8 @@ class SlurmJobs(Cluster):
         job = self._job(attempt)
         if job is None:
             return Status(phase="lost", code=None, note="Slurm has no such job")
-        shown = _shown(job)
-        state, reason = shown.get("JobState", _accounted(job)), shown.get("Reason", "None")
+        shown = slurm_commands.shown(job)
+        state, reason = shown.get("JobState") or slurm_commands.accounted(job), shown.get("Reason", "None")
         if state in WAITING:
             restarts = int(shown.get("Restarts", 0))
             times = f"requeued {restarts} time(s): " if restarts else ""
@@ -122,7 +116,7 @@ class SlurmJobs(Cluster):
         job = self._job(attempt)
         if job is not None:
             with contextlib.suppress(Refused):  # it has ended by itself
-                _slurm("scancel", job)
+                slurm_commands.run("scancel", job)
 
     def collect(self, attempt: Attempt) -> None:
         self._over.pop(attempt.id, None)
@@ -148,7 +142,7 @@ class SlurmJobs(Cluster):
         if _id_file(attempt).exists():
             return _id_file(attempt).read_text(encoding="utf-8")
         with contextlib.suppress(Refused):
-            found = _slurm("squeue", "--noheader", "--name", attempt.id, "--format", "%A").split()
+            found = slurm_commands.run("squeue", "--noheader", "--name", attempt.id, "--format", "%A").split()
             return found[0] if found else None
         return None
 
@@ -208,36 +202,6 @@ def _first_error(attempt: Attempt, job: str) -> str:
     said = tail(attempt.sweep / "slurm" / f"{job}_0_log.out").rpartition("Starting with")[2]
     errors = [line.strip() for line in said.splitlines() if re.search(r"error: |Error: |not requeued", line)]
     return errors[0][:300] if errors else ""
-
-
-def _shown(job: str) -> Mapping[str, str]:
-    """What slurmctld knows of a job; nothing once it has forgotten it."""
-    try:
-        return dict(re.findall(r"(\w+)=(\S*)", _slurm("scontrol", "show", "job", job, "--oneliner")))
-    except Refused:
-        return {}
-
-
-def _accounted(job: str) -> str:
-    """The state in the accounts; empty where there are none."""
-    with contextlib.suppress(Refused):
-        lines = _slurm("sacct", "-X", "--noheader", "--parsable2", "--format", "State", "--jobs", job).split()
-        return lines[0] if lines else ""
-    return ""
-
-
-def _slurm(*words: str) -> str:
-    """Output of a Slurm command. Raises Refused with its words, and Unreachable where slurmctld does not answer."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unreachable(f"{words[0]}: {error}") from error
-    if done.returncode == 0:
-        return done.stdout
-    told = " ".join(done.stderr.split())
-    if AWAY.search(told):
-        raise Unreachable(told)
-    raise Refused(told)
 
 
 @contextlib.contextmanager

@@ -272,6 +272,8 @@ class _Life:
             here = f"python scripts/sweep.py attach {shlex.quote(str(self.sweep))}"
             self._say(f"{len(self.active)} trial(s) go on without this command; {here} watches them, stop ends them")
             return
+        if self.active:
+            self._say(f"stopping {len(self.active)} trial(s), which may take {STOP_SECONDS:g} s; Ctrl-C does not wait")
         with contextlib.suppress(KeyboardInterrupt):  # a second one: do not wait any longer
             self._stop_all()
         for place, watch in self.active.items():

@@ -21,7 +21,8 @@ from slurm_node import SlurmNode
 
 from grpo.cluster_schema import SlurmCluster
 from grpo.config import ConfigError
-from launchers import clusters, record, sweep
+from launchers import clusters, record, slurm_commands, sweep
+from launchers.cluster import Attempt, Unreachable
 from launchers.record import Job, TrialRecord
 from launchers.slurm import SlurmJobs
 
@@ -139,6 +140,49 @@ def test_an_unknown_partition_is_refused_before_a_job_is_submitted(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"cluster\.partition: no partition 'nope' \(there are debug\)"):
         launch(tmp_path, 1, partition="nope")
     assert not (tmp_path / "sweep/slurm").exists()
+
+
+def test_jobs_that_would_wait_for_ever_are_refused_with_what_there_is(tmp_path: Path) -> None:
+    way_out = "use fewer, or another cluster.partition"
+    with pytest.raises(ConfigError) as told:
+        launch(tmp_path, 1, cpus_per_task=3, memory_gib=100, gpus_per_node=2)
+    assert [str(fault) for fault in told.value.faults] == [
+        f"cluster.{key} a node, and the largest node of partition debug has {has}; {way_out}"
+        for key, has in (
+            ("cpus_per_task: 3 CPUs", "2"),
+            ("memory_gib: 100 GiB", "3.9062"),
+            ("gpus_per_node: 2 GPUs", "1"),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"), [("infinite", None), ("30:00", 30), ("1:00:00", 60), ("2-01:30:00", 2970), ("n/a", None)]
+)
+def test_a_partition_s_limit_is_read_in_minutes(limit: str, minutes: int | None) -> None:
+    assert slurm_commands.minutes(limit) == minutes
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_was_too_busy_to_answer_for_is_there_once(tmp_path: Path, slurm_node: SlurmNode) -> None:
+    settings = configs.typed(["cluster=slurm"])[0].cluster.model_dump() | ONE_CPU
+    run = configs.run({"runtime.seed": 5, "cluster": settings})
+    assert isinstance(run.cluster, SlurmCluster)
+    cluster = SlurmJobs(run.cluster, say=print, root=trivial_project(tmp_path / "project"))
+    attempt = Attempt(sweep=tmp_path / "sweep", folder="0", number=1, fingerprint="0" * 16, run=run)
+    attempt.here.mkdir(parents=True)
+    cluster.check([attempt])
+    controller = int((slurm_node.folder / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unreachable, match="timed out"):
+            cluster.submit(attempt)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    cluster.submit(attempt)
+    wait_for(lambda: cluster.status(attempt).phase == "ended", 120)
+    assert cluster.status(attempt).code == 0
+    assert (attempt.here / "starts").read_text() == "x"
 
 
 @pytest.mark.slow

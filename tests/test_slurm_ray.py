@@ -22,6 +22,7 @@ from rich.console import Console
 from slurm_node import SlurmNode
 
 from grpo.cluster_schema import SlurmCluster
+from grpo.config import ConfigError
 from launchers import clusters, record, slurm_ray, sweep
 from launchers.record import Job, TrialRecord
 from launchers.slurm import SlurmJobs
@@ -138,6 +139,12 @@ def test_nodes_that_the_engine_could_not_use_are_refused_before_anything_is_sent
         "cluster.nodes: 2 nodes, and engine=local trains on one; use 1, or engine=skyrl",
         "cluster.use_srun: false, and with cluster.nodes=2 it is srun that starts a task on each; use true",
     ]
+
+
+def test_more_nodes_than_there_are_of_that_size_are_refused(tmp_path: Path) -> None:
+    wanted = r"cluster\.nodes: 3 wanted, and partition debug has 2 with 2 CPUs, 2 GiB, 1 GPUs each; use fewer"
+    with pytest.raises(ConfigError, match=wanted):
+        launch(tmp_path, "cluster.nodes=3", "algorithm.prompts_per_step=12")
 
 
 def test_a_dry_run_shows_the_nodes_and_the_ray_over_them(tmp_path: Path) -> None:
