@@ -67,7 +67,7 @@ class Endpoint:
             return
         try:
             _read(
-                self._client.with_options(max_retries=0).chat.completions.create(
+                self._client.chat.completions.create(
                     model=model, messages=[{"role": "user", "content": "?"}], temperature=0.0, seed=0, max_tokens=1
                 )
             )
