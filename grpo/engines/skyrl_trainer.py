@@ -1,8 +1,9 @@
-"""SkyRL's trainer with our data, comparison, evaluation and checkpoints; its loop, workers and loss stay as they are.
+"""SkyRL's trainer with our data, comparison, evaluation and checkpoints; its loop and its loss stay as they are.
 
 Each override puts one thing right: the tasks of a step are a function of the step (a resumed run needs no loader
 state), errored rollouts are left out of their group's comparison, masked rows do not dilute the loss, an update
-without a trained token is not made, *solved* is evaluated apart from reward, a checkpoint is whole or not there.
+without a trained token is not made, nothing is computed on the padding of other rows, *solved* is evaluated apart
+from reward, a checkpoint is whole or not there.
 """
 # pyright: reportMissingImports=false
 
@@ -25,6 +26,7 @@ from grpo import pair
 from grpo.advantage import comparable_totals, group_advantages
 from grpo.checkpoint import DONE, is_complete, prune, write_folder, write_state
 from grpo.config import RunConfig
+from grpo.engines import skyrl_workers
 from grpo.engines.given import Given
 from grpo.engines.local import LOGGED_EPISODES, OBJECTIVE
 from grpo.engines.skyrl import ENV_CLASS
@@ -92,6 +94,9 @@ class Trainer(RayPPOTrainer):
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         self.train_dataloader = StepTasks(self.given.env, self.given.run, self.given.folder, lambda: self.global_step)
         self.total_training_steps = len(self.train_dataloader)
+
+    def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:
+        super().build_models(skyrl_workers.PolicyWorker, CriticWorker, RefWorker)
 
     def compute_advantages_and_returns(self, data: Any) -> Any:
         beat(self.given.folder, "update", self.global_step)

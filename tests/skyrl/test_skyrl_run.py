@@ -14,11 +14,12 @@ import ray
 from grpo.engines import orphans, skyrl
 from grpo.engines.skyrl_run import start_ray
 from grpo.engines.skyrl_settings import settings
+from grpo.engines.skyrl_workers import PolicyWorker
 
 KEY = "a-key-that-nobody-may-see"
 
 
-def test_workers_get_the_runs_mark_and_what_skyrl_needs_but_no_secret(
+def test_workers_find_our_code_and_get_the_runs_mark_and_what_skyrl_needs_but_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in a job that came through Ray's API, with a variable that SkyRL sets too.
@@ -32,8 +33,12 @@ def test_workers_get_the_runs_mark_and_what_skyrl_needs_but_no_secret(
             start_ray(config, environment)
             given = ray.get_runtime_context().runtime_env["env_vars"]
             seen = ray.get(ray.remote(num_cpus=1)(lambda: dict(os.environ)).remote())
+            place = {"world_size": 1, "rank": 0, "local_rank": 0, "master_addr": None, "master_port": None}
+            worker = PolicyWorker.options(num_gpus=0).remote(cfg=config.trainer, sequence_parallel_size=1, **place)
+            kinds = ray.get(worker.__ray_call__.remote(lambda self: [each.__name__ for each in type(self).__mro__]))
         finally:
             ray.shutdown()
+    assert "UnpaddedPolicyWorker" in kinds
     assert KEY not in given.values()
     assert given["MINE"] == "1" and given["PYTHONPATH"] == os.environ["PYTHONPATH"]
     assert {seen[name] for name in environment} == set(environment.values())
