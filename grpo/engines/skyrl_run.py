@@ -48,26 +48,33 @@ def train(
     if lacking := skyrl.not_installed():
         raise ConfigError(lacking)  # on a cluster's node nobody has looked yet
     gpus = layout(run.engine, run.cluster)
-    sync = folder / "lora_sync" if gpus.all_nodes > 1 else Path(tempfile.mkdtemp(prefix="lora_sync_"))
-    config = settings(skyrl.overrides(run) | _paths(folder, sync, newest))
-    refuse_code(config.trainer.policy.model.path)
-    with _ray(config, gpus, folder), GpuUse() as gpu_use:
-        hang_rules.send(run)
-        from grpo.engines.skyrl_experiment import Experiment
-        from grpo.engines.skyrl_records import Records
+    with _sync_folder(folder, gpus) as sync:
+        config = settings(skyrl.overrides(run) | _paths(folder, sync, newest))
+        refuse_code(config.trainer.policy.model.path)
+        with _ray(config, gpus, folder), GpuUse() as gpu_use:
+            hang_rules.send(run)
+            from grpo.engines.skyrl_experiment import Experiment
+            from grpo.engines.skyrl_records import Records
 
-        records = Records(given, history=history, gpu_use=gpu_use.take)
-        try:
-            experiment = Experiment(config, given, records)
-            with closing(experiment):
-                experiment.run()
-        except BaseException as error:
-            if isinstance(error, Exception):
+            records = Records(given, history=history, gpu_use=gpu_use.take)
+            try:
+                with closing(Experiment(config, given, records)) as experiment:
+                    experiment.run()
+            except Exception:
                 log.error("%s", last_words(Path(config.trainer.log_path)))
-            raise
-    shutil.rmtree(sync, ignore_errors=True)
+                raise
     objective = next(metrics[OBJECTIVE] for metrics in reversed(records.history) if OBJECTIVE in metrics)
     return objective, experiment.trainer.closing
+
+
+@contextmanager
+def _sync_folder(folder: Path, gpus: Layout) -> Iterator[Path]:
+    """Through which adapters reach vLLM: on several nodes, storage that all of them see."""
+    path = folder / "lora_sync" if gpus.all_nodes > 1 else Path(tempfile.mkdtemp(prefix="lora_sync_"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def last_words(folder: Path) -> str:
@@ -147,7 +154,8 @@ def refuse_missing_gpus(
     have = sum(int(each.get("GPU", 0)) for _, each in nodes)
     wanted = f"the run wants {gpus.all_gpus} GPUs (cluster.gpus_per_node, cluster.nodes)"
     if have < gpus.all_gpus:
-        raise RuntimeError(f"{wanted} and Ray has {have}: {gpus.all_gpus - have} short")
+        short = gpus.all_gpus - have
+        raise RuntimeError(f"{wanted} and Ray has {have}: {short} short; ask for fewer, or give Ray more")
     width = gpus.all_gpus // gpus.all_nodes
     if sum(int(each.get("GPU", 0)) // width for _, each in nodes) < gpus.all_nodes:
         listed = ", ".join(f"{host} {int(each.get('GPU', 0))}" for host, each in nodes)
@@ -175,8 +183,10 @@ def refuse_unshared(folder: Path) -> None:
         host: see.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(str(probe))
         for node, host in nodes.items()
     }
-    blind = [host for host, there in seen.items() if not ray.get(there, timeout=60)]
-    probe.unlink()
+    try:
+        blind = [host for host, there in seen.items() if not ray.get(there, timeout=60)]
+    finally:
+        probe.unlink(missing_ok=True)
     if blind:
         raise RuntimeError(
             f"{', '.join(blind)} cannot see {folder}; set runtime.output_dir to storage that every node mounts"

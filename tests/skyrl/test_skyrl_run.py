@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from grpo.engines import orphans, skyrl
-from grpo.engines.skyrl_run import start_ray
+from grpo.engines.skyrl_run import refuse_unshared, start_ray
 from grpo.engines.skyrl_settings import settings
 from grpo.engines.skyrl_workers import PolicyWorker
 
@@ -35,6 +35,13 @@ def test_workers_find_our_code_and_get_the_runs_mark_and_what_skyrl_needs_but_no
             seen = ray.get(ray.remote(num_cpus=1)(lambda: dict(os.environ)).remote())
             place = {"world_size": 1, "rank": 0, "local_rank": 0, "master_addr": None, "master_port": None}
             worker = PolicyWorker.options(num_gpus=0).remote(cfg=config.trainer, sequence_parallel_size=1, **place)
+            refuse_unshared(tmp_path)
+            with (
+                monkeypatch.context() as patch,
+                pytest.raises(RuntimeError, match=r"cannot see .*; set runtime.output"),
+            ):
+                patch.setattr(Path, "touch", lambda path: None)  # as if it were this node's alone
+                refuse_unshared(tmp_path)
             kinds = ray.get(worker.__ray_call__.remote(lambda self: [each.__name__ for each in type(self).__mro__]))
         finally:
             ray.shutdown()
