@@ -90,6 +90,13 @@ def test_pipes_and_folders_are_no_images(tmp_path: Path) -> None:
     assert [text.rsplit(": ", 1)[1] for text in told] == ["is no file", "is no file"]
 
 
+def test_a_file_larger_than_any_image_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.truncate(images.MOST_BYTES + 1)  # a hole: it takes no room
+    ((_, told),) = faults(built(tmp_path, [{**SUM, "images": ["huge.png"]}]))
+    assert told.endswith("huge.png: has 268,435,457 bytes; at most 268,435,456 are read")
+
+
 def test_bombs_ribbons_and_programs_are_refused_before_they_are_opened(tmp_path: Path) -> None:
     picture(tmp_path / "bomb.png", size=(9000, 9000))
     picture(tmp_path / "ribbon.png", size=(900, 4))

@@ -45,14 +45,15 @@ class Stamp:
 def stamp(path: str) -> Stamp:
     """Raises OSError."""
     if path.startswith(s3.SCHEME):
-        size, etag = _listed(path)
-        return Stamp(size=size, version=etag)
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("is no file")  # a pipe would be waited for
-    if found.st_size > MOST_BYTES:
-        raise OSError(f"has {found.st_size:,} bytes; at most {MOST_BYTES:,} are read")
-    return Stamp(size=found.st_size, version=str(found.st_mtime_ns))
+        size, version = _listed(path)
+    else:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("is no file")  # a pipe would be waited for
+        size, version = found.st_size, str(found.st_mtime_ns)
+    if size > MOST_BYTES:
+        raise OSError(f"has {size:,} bytes; at most {MOST_BYTES:,} are read")
+    return Stamp(size=size, version=version)
 
 
 def identify(path: str) -> bytes:
