@@ -22,8 +22,12 @@ say() { echo "[$(($(date +%s) - START)) s] $*"; }
 left() { echo $((LIMIT - $(date +%s) + START)); }
 show() { "$PYTHON" -m scripts.gpu_proof.show "$@"; }
 
-# What a run says of its progress, from its whole output, which goes to the log of its name.
-told() { tee -a "$OUT/$1.log" | grep --line-buffered -E "^ *step|^(ours|recipe)|ALARM|[Ee]rror|solved|resum" | cut -c1-200; }
+# What a run says of its progress, line by line, from its whole output, which goes to the log of its name.
+told() {
+  tee -a "$OUT/$1.log" |
+    grep --line-buffered -E "^ *step|^(ours|recipe|mean of|the recipe|start|trained)|ALARM|[Ee]rror|resuming" |
+    sed -u 's/^\(.\{220\}\).*/\1/'
+}
 
 # keep NAME: the small files of a run into $OUT
 keep() {
