@@ -25,12 +25,13 @@ from scripts.gpu_proof.table import table
 
 START = time.monotonic()
 ENDING_SECONDS = 20
-CONF = Path(__file__).resolve().parents[2] / "conf"
+ROOT = Path(__file__).resolve().parents[2]
 WANTED = 1.3
 
 
 def main(seconds: float, words: Sequence[str]) -> int:
-    command = cli.read(cli.flags(words), words, CONF)
+    sys.path.append(str(ROOT / "launchers/plugin"))  # as train.py does, for Hydra
+    command = cli.read(cli.flags(words), words, ROOT / "conf")
     run, folder = command.trials[0].run, cli.claim(command)
     skyrl_environment.prepare()
     from grpo.engines import skyrl_experiment, skyrl_records, skyrl_run

@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import configs
+import pytest
 import ray
 import torch
 from scripted_vllm import CHAT, TINY, TOKENIZER, ScriptedClient, generator, play
 from skyrl.train.generators.skyrl_vlm_generator import SkyRLVLMGymGenerator
 
 from grpo.config import build_env, build_rewards
+from grpo.console import Console
 from grpo.engines import skyrl
+from grpo.engines.given import Given
 from grpo.engines.skyrl_settings import settings
 from grpo.reward import make_mixture
+from grpo.tracking import NullTracker, RunLog
 from scripts.gpu_proof import random_model
-from scripts.gpu_proof.comparison import RECIPE, Comparison, Turns, ours
+from scripts.gpu_proof.comparison import RECIPE, Comparing, Comparison, Rows, Turns, ours
 
 SHAPE = ["experiment=maze_hyperpod", "cluster=local", f"model.name_or_path={TINY}", "engine.num_engines=null"]
 WORDS = [*SHAPE, "algorithm.prompts_per_step=4", "algorithm.max_completion_tokens=64", "env.max_turns=15"]
@@ -93,7 +98,46 @@ def test_the_sides_take_turns_in_trainer_and_workers_until_the_time_is_up() -> N
     assert seen == [("mine", 4, 4, 8), ("theirs", 2, 4, 4), ("mine", 4, 4, 8)]
 
 
-def test_a_small_model_of_the_shape_can_be_loaded(tmp_path: Any) -> None:
+def test_both_sides_fit_into_skyrls_trainer_and_a_step_is_told_at_once(
+    tmp_path: Path, renderer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.train.trainer.configure_ray_worker_logging", lambda: None)  # it outlives the test
+    (run,) = configs.typed([*WORDS, "reward.workers=0"])
+    config, client = settings(skyrl.overrides(run)), ScriptedClient(letters, renderer)
+    given = Given(
+        run=run,
+        env=build_env(run),
+        mixture=make_mixture(run.reward, build_rewards(run)),
+        folder=tmp_path,
+        made_from={},
+        log=RunLog(tmp_path, NullTracker()),
+        console=Console(1),
+    )
+    records = Rows(given, history=[], gpu_use=lambda: {"perf/gpu_memory_gib": 60.0, "perf/gpu_utilization": 0.5})
+    comparing = Comparing.__new__(Comparing)  # the rest of the making wants Ray and GPUs
+    comparing._given, comparing._records, comparing.deadline = given, records, float("inf")
+    mine = comparing.get_generator(config, TOKENIZER, client)
+    made = comparing.get_trainer(
+        cfg=config,
+        tracker=records,
+        tokenizer=TOKENIZER,
+        train_dataset=None,
+        eval_dataset=None,
+        inference_engine_client=client,
+        generator=mine,
+        colocate_pg=None,
+    )
+    assert (made.mine, type(made.theirs), len(made.train_dataloader)) == (mine, SkyRLVLMGymGenerator, run.runtime.steps)
+    made.side = RECIPE
+    records.log({"timing/step": 32.0, "timing/generate": 20.0}, 1)
+    told = (
+        "recipe: step 32.0, generate 20.0, logprobs 0.0, update 0.0, sync 0.0 s; 1.00 GPU-seconds a rollout; 60.0 GiB"
+    )
+    assert told in capsys.readouterr().out
+    assert len((tmp_path / "compare.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_small_model_of_the_shape_can_be_loaded(tmp_path: Path) -> None:
     before = torch.get_default_dtype()
     try:
         random_model.main(tmp_path, small=True)
