@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
@@ -22,7 +22,7 @@ from grpo.faults import ConfigError
 from grpo.files import DiskError
 from grpo.redact import hide
 from grpo.words import pasted
-from launchers import clusters, table
+from launchers import clusters, record, table
 
 ROOT = Path(__file__).resolve().parent
 CONF = ROOT / "conf"
@@ -48,8 +48,9 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         cli.refuse_unavailable(command)
         cli_view.show_warnings(command, cli.reach(command), console)
+        missing = cli.missing(command)
         folder = cli.claim(command)
-        with nullcontext() if command.sweep else _one_run(folder):
+        with _one_sweep(folder, missing) if command.sweep else _one_run(folder):
             code = _hydra(command)
         return max(code, table.finish(folder, console)) if command.sweep and code != 2 else code
     except ConfigError as error:
@@ -71,6 +72,18 @@ def _one_run(folder: Path) -> Iterator[None]:
         start = f"from {saved}" if saved else "from the start: there is no checkpoint yet"
         sys.stderr.write(f"{pasted('resume', folder)} goes on {start}\n")
         raise
+
+
+@contextmanager
+def _one_sweep(folder: Path, made: Sequence[Path]) -> Iterator[None]:
+    """A sweep that its cluster would not take leaves nothing of the folders that it made."""
+    try:
+        yield
+    finally:
+        if made and record.withdraw(folder):
+            for parent in made[1:]:
+                with suppress(OSError):  # another run has come to lie there
+                    parent.rmdir()
 
 
 def _show_cluster(command: cli.Command, console: Console) -> None:

@@ -264,6 +264,12 @@ def refuse_unavailable(command: Command) -> None:
     storage.refuse_unusable(run, command.folder, known=run.resume is not None or command.prepared or command.sweep)
 
 
+def missing(command: Command) -> list[Path]:
+    """The command's folder and those above it that are not there yet, from the inside out."""
+    assert command.folder is not None
+    return [path for path in (command.folder, *command.folder.parents) if not path.exists()]
+
+
 def claim(command: Command) -> Path:
     """Take the run's folder, or the sweep's, for this command alone, and return it.
 

@@ -47,27 +47,27 @@ def connect(run: RunConfig, say: Callable[[str], None]) -> Cluster:
     if isinstance(settings, RayCluster):
         from launchers.ray_jobs import RayJobs, check_address
 
-        _need("ray", "ray")
+        need("ray", "ray")
         token = os.environ.get(settings.token_env)
         check_address(settings.address, has_token=bool(token), allow_insecure=settings.allow_insecure)
         return RayJobs(settings, settings.address, token=token, say=say, root=package.ROOT)
     if isinstance(settings, HyperpodCluster):
         from launchers.ray_jobs import RayJobs
 
-        _need("sagemaker_ray", "hyperpod")
+        need("sagemaker_ray", "hyperpod")
         kube.use_context(settings.kube_context)
         address = f"sagemaker_ray://{settings.cluster_name}/{settings.namespace}"
         return RayJobs(settings, address, token=None, say=say, root=package.ROOT)
     if isinstance(settings, HyperpodRayjobCluster):
         from launchers.rayjob import RayJobObjects
 
-        _need("kubernetes", "hyperpod")
+        need("kubernetes", "hyperpod")
         return RayJobObjects(settings, say=say)
     from launchers.slurm import SlurmJobs
 
-    _need("submitit", "slurm")
+    need("submitit", "slurm")
     if settings.nodes > 1:
-        _need("ray", "ray", key="cluster.nodes")  # here, because the nodes run the very python that submits
+        need("ray", "ray", key="cluster.nodes")  # here, because the nodes run the very python that submits
     return SlurmJobs(settings, say=say, root=package.ROOT)
 
 
@@ -94,7 +94,8 @@ def _check_place(runtime: RuntimeConfig, shared_dir: str | None) -> None:
     raise ConfigError([Fault(key=f"runtime.{key}", problem=f"{problem}; use {shared_dir.rstrip('/')}/outputs")])
 
 
-def _need(module: str, extra: str, key: str = "cluster.name") -> None:
+def need(module: str, extra: str, key: str = "cluster.name") -> None:
+    """Raises ConfigError if the module of an extra is not installed."""
     import importlib.util
 
     if importlib.util.find_spec(module) is None:

@@ -14,15 +14,23 @@ T = TypeVar("T")
 GROUP, VERSION = "ray.io", "v1"
 PLURALS = {"RayCluster": "rayclusters", "RayJob": "rayjobs"}
 REQUEST_SECONDS = 30
+OWNER = "hydra-grpo"
+"""Under this name the API keeps which fields of an object are ours."""
+KUEUE, KUEUE_VERSIONS = "kueue.x-k8s.io", ("v1beta2", "v1beta1")
+HELD = (("QuotaReserved", "False"), ("Admitted", "False"))
 ORDINARY_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+WAY_OUT = {
+    401: "log in again, for example: aws eks update-kubeconfig --name CLUSTER",
+    403: "ask for the role in this namespace, or choose another with cluster.namespace or cluster.kube_context",
+}
 
 
 class KubeError(Exception):
-    """The API's refusal, in its words."""
+    """The API's refusal, in its words. `absent`: it knows the kind, and has no such object."""
 
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"HTTP {code}: {text}")
-        self.code = code
+    def __init__(self, code: int, text: str, *, absent: bool) -> None:
+        super().__init__(f"HTTP {code}: {text}{f'; {WAY_OUT[code]}' if code in WAY_OUT else ''}")
+        self.code, self.absent = code, absent
 
 
 class KubeApi:
@@ -33,11 +41,16 @@ class KubeApi:
 
         kube.use_context(context)
         self._namespace = namespace
+        settings = client.Configuration()
+        # Whoever waits for the API asks again by itself, and tells.
+        settings.retries = False
         try:
             # Named, because the client reads the variable only once, when it is imported.
-            made = config.new_client_from_config(config_file=os.environ.get("KUBECONFIG"))
+            config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=settings)
         except config.ConfigException as error:
             raise kube.no_cluster(error) from error
+        made = client.ApiClient(settings)
+        self.server = settings.host
         self._objects, self._core = client.CustomObjectsApi(made), client.CoreV1Api(made)
         self._version = client.VersionApi(made)
 
@@ -58,8 +71,25 @@ class KubeApi:
                 raise
             return self.get(kind, name)
 
-    def create_plain(self, manifest: Any) -> None:
-        """A config map or a claim; one that is there already stays as it is."""
+    def apply(self, manifest: Any) -> None:
+        """Make an object of KubeRay, or bring it to the manifest; fields that others added to it stay as they are."""
+        self._call(
+            lambda: self._objects.patch_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                self._namespace,
+                PLURALS[manifest["kind"]],
+                manifest["metadata"]["name"],
+                manifest,
+                field_manager=OWNER,
+                force=True,
+                _content_type="application/apply-patch+yaml",
+                _request_timeout=REQUEST_SECONDS,
+            )
+        )
+
+    def create_plain(self, manifest: Any) -> bool:
+        """Make a config map or a claim. False: one was there already, and stays as it is."""
         make: Any = {
             "ConfigMap": self._core.create_namespaced_config_map,
             "PersistentVolumeClaim": self._core.create_namespaced_persistent_volume_claim,
@@ -69,6 +99,8 @@ class KubeApi:
         except KubeError as error:
             if error.code != 409:
                 raise
+            return False
+        return True
 
     def get(self, kind: str, name: str) -> Any:
         return self._call(
@@ -77,20 +109,14 @@ class KubeApi:
             )
         )
 
-    def replace_spec(self, manifest: Any) -> None:
-        """Bring an object of KubeRay that exists to the manifest's labels, annotations and spec."""
-        change = {"metadata": {k: manifest["metadata"][k] for k in ("labels", "annotations")}, "spec": manifest["spec"]}
-        self._call(
-            lambda: self._objects.patch_namespaced_custom_object(
-                GROUP,
-                VERSION,
-                self._namespace,
-                PLURALS[manifest["kind"]],
-                manifest["metadata"]["name"],
-                change,
-                _request_timeout=REQUEST_SECONDS,
-            )
-        )
+    def find(self, kind: str, name: str) -> Any:
+        """The object, or None."""
+        try:
+            return self.get(kind, name)
+        except KubeError as error:
+            if not error.absent:
+                raise
+            return None
 
     def delete(self, kind: str, name: str) -> None:
         """Nothing happens where there is none."""
@@ -107,7 +133,7 @@ class KubeApi:
                 )
             )
         except KubeError as error:
-            if error.code != 404:
+            if not error.absent:
                 raise
 
     def pods(self, selector: str) -> list[Any]:
@@ -119,7 +145,32 @@ class KubeApi:
 
     def waits(self, selector: str) -> str:
         """Why pods do not start, as Kubernetes gives it; empty where none has a reason."""
-        return "; ".join(reason for pod in self.pods(selector) if (reason := _why(pod)))
+        return "; ".join(f"{pod.metadata.name}: {reason}" for pod in self.pods(selector) if (reason := why(pod)))
+
+    def queued(self, name: str) -> str:
+        """Why Kueue holds the object of that name back, in its words; empty where it says nothing about it."""
+        try:
+            loads = self._workloads()
+        except KubeError as error:
+            return f"Kueue's reason cannot be read ({error})"
+        for load in loads:
+            if name in {owner["name"] for owner in load["metadata"].get("ownerReferences", ())}:
+                told = load.get("status", {}).get("conditions", ())
+                return "; ".join(each["message"] for each in told if (each["type"], each["status"]) in HELD)
+        return ""
+
+    def _workloads(self) -> list[Any]:
+        for version in KUEUE_VERSIONS:
+            try:
+                return self._call(
+                    lambda version=version: self._objects.list_namespaced_custom_object(
+                        KUEUE, version, self._namespace, "workloads", _request_timeout=REQUEST_SECONDS
+                    )
+                )["items"]
+            except KubeError as error:
+                if error.code != 404:
+                    raise
+        return []
 
     def log(self, pod: str, *, follow: bool) -> Any:
         """The pod's output from its beginning, as a stream of bytes."""
@@ -136,25 +187,34 @@ class KubeApi:
         except ApiException as error:
             code = error.status or 0
             if code in (0, 408, 429) or code >= 500:
-                raise Unreachable(f"HTTP {code}: {error.reason}") from error
-            raise KubeError(code, _message(error.body) or str(error.reason)) from error
+                raise Unreachable(f"HTTP {code}: {error.reason}" if code else str(error.reason)) from error
+            raise _refusal(code, str(error.body or ""), str(error.reason)) from error
         except (HTTPError, OSError) as error:
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
+            raise Unreachable(f"{self.server}: {type(error).__name__}: {error}") from error
 
 
-def _message(body: Any) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(body or "")[:300]
-
-
-def _why(pod: Any) -> str:
-    for status in pod.status.container_statuses or ():
-        waiting = status.state.waiting if status.state else None
+def why(pod: Any) -> str:
+    """Why a pod does not start, as Kubernetes gives it; empty where there is no reason, or an ordinary one."""
+    status = pod.status
+    for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
+        waiting = container.state.waiting if container.state else None
         if waiting is not None and waiting.reason not in ORDINARY_WAITS:
-            return f"{pod.metadata.name}: {waiting.reason}: {waiting.message or ''}"
-    for condition in pod.status.conditions or ():
+            ended = container.last_state.terminated if container.last_state else None
+            before = f" (ended before with {ended.exit_code}: {ended.reason})" if ended else ""
+            return f"{waiting.reason}: {waiting.message or ''}{before}"
+    for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "False":
-            return f"{pod.metadata.name}: {condition.reason}: {condition.message or ''}"
+            return f"{condition.reason}: {condition.message or ''}"
     return ""
+
+
+def _refusal(code: int, body: str, reason: str) -> KubeError:
+    try:
+        said = json.loads(body)
+        text, known = str(said["message"]), said.get("reason") == "NotFound"
+    except (TypeError, ValueError, KeyError):
+        text, known = body[:300] or reason, False
+        if code == 404:
+            # A path that the API does not have at all, answered in plain text.
+            text = f"{text.strip()}: it has no objects of {GROUP}/{VERSION}; is KubeRay's operator installed?"
+    return KubeError(code, text, absent=known)

@@ -22,9 +22,9 @@ from launchers.entrypoint import remote_folder, shell_line
 from launchers.outcome import MARK, tail
 from launchers.ray_api import Answer, RayApi
 from launchers.ray_logs import LogStream, complete
+from launchers.record import PACKAGE
 
 NODES = "/api/v0/nodes?detail=true&limit=10000"
-PACKAGE = "package.zip"
 
 
 class RayJobs(Cluster):

@@ -52,20 +52,28 @@ class RayJobObjects(Cluster):
     def submit(self, attempt: Attempt) -> None:
         try:
             owner = self._kube().create(manifests.ray_job(attempt))
-            self._kube().create_plain(manifests.config_map(attempt, config.to_yaml(attempt.run), owner))
+            try:
+                self._kube().create_plain(manifests.config_map(attempt, config.to_yaml(attempt.run), owner))
+            except KubeError:
+                self._kube().delete(KIND, attempt.id)  # it would wait for its config for ever, with its GPUs
+                raise
         except KubeError as error:
+            if error.code == 401:  # whoever logs in again may go on
+                raise Unreachable(str(error)) from error
             raise Refused(f"Kubernetes refused the RayJob: {error}") from error
 
     def status(self, attempt: Attempt) -> Status:
         try:
-            found = self._kube().get(KIND, attempt.id).get("status", {})
+            job = self._kube().find(KIND, attempt.id)
         except KubeError as error:
-            if error.code == 404:
-                return Status(phase="lost", code=None, note="its RayJob is gone: preempted, or deleted by someone")
             raise Unreachable(str(error)) from error
+        if job is None:
+            return Status(phase="lost", code=None, note="its RayJob is gone: preempted, or deleted by someone")
+        found = job.get("status", {})
         state, said = found.get("jobDeploymentStatus", ""), f"{found.get('reason', '')} {found.get('message', '')}"
         if state in HELD:
-            return Status(phase="pending", code=None, note="suspended: it waits in its queue")
+            held = self._kube().queued(attempt.id)
+            return Status(phase="pending", code=None, note=f"suspended: it waits in its queue{held and f'; {held}'}")
         if state in OVER:
             code = 0 if found.get("jobStatus") == "SUCCEEDED" else _exit_code(said)
             return Status(phase="ended", code=code, note="" if code == 0 else " ".join(said.split())[:300])

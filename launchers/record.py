@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ State = Literal["waiting", "pending", "running", "finished", "failed", "interrup
 """`pending`: sent to the cluster, which has not started it yet."""
 
 ACTIVE: tuple[State, ...] = ("pending", "running")
-RECORD = "sweep.json"
+RECORD, LOCK, PACKAGE = "sweep.json", "sweep.lock", "package.zip"
+PREPARED = frozenset({LOCK, PACKAGE, "package.part", "multirun.yaml", "config.yaml"})
+"""What a sweep's folder holds, below it too, before the first trial is sent; Hydra writes one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +115,19 @@ def place(job: Job, records: list[TrialRecord]) -> int:
 @contextlib.contextmanager
 def locked(sweep: Path) -> Iterator[None]:
     """Raises ConfigError while another process works on the sweep."""
-    with (sweep / "sweep.lock").open("w") as file:
+    with (sweep / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             problem = f"another process runs the trials of {sweep}; wait for it, or give another folder"
             raise ConfigError([Fault(key="hydra.sweep.dir", problem=problem)]) from None
         yield
+
+
+def withdraw(sweep: Path) -> bool:
+    """Remove a sweep's folder if nothing of it was ever sent; whether that was so."""
+    with contextlib.suppress(ConfigError, OSError), locked(sweep):
+        if all(path.name in PREPARED for path in sweep.rglob("*") if not path.is_dir()):
+            shutil.rmtree(sweep)
+            return True
+    return False

@@ -24,6 +24,7 @@ from grpo.config import ConfigError, Fault
 from launchers import package, slurm_commands
 from launchers.cluster import Attempt, Cluster, Refused, Status, Unreachable
 from launchers.outcome import tail
+from launchers.record import PACKAGE
 from launchers.slurm_ray import TOKEN
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING"})
@@ -173,7 +174,7 @@ class SlurmJobs(Cluster):
     def _snapshot(self, attempts: Sequence[Attempt]) -> Path:
         """The code as it is now with the trials' configs: a job may wait for days while the checkout changes."""
         sweep = attempts[0].sweep.resolve()
-        built = package.build(attempts, sweep / "package.zip", limit_mib=1024, root=self._root)
+        built = package.build(attempts, sweep / PACKAGE, limit_mib=1024, root=self._root)
         mark = hashlib.sha256(built.path.read_bytes()).hexdigest()[:8]
         target = sweep / f"code_{mark}"
         if not target.exists():

@@ -178,6 +178,32 @@ def command(head: Head, tmp_path: Path, *words: str) -> list[str]:
     ]
 
 
+def sent(head: Head, where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """train.py, started in `where`, with the project's own folders."""
+    command = [sys.executable, str(configs.ROOT / "train.py"), "cluster=ray", f"cluster.address={head.address}", *words]
+    return subprocess.run(command, env=head.environment, cwd=where, capture_output=True, text=True, timeout=300)
+
+
+def test_a_sweep_that_the_cluster_would_not_take_leaves_nothing_behind(ray_head: Head, tmp_path: Path) -> None:
+    rows = ["algorithm.prompts_per_step=24", "algorithm.updates_per_step=1", "runtime.per_device_batch_size=1"]
+    too_many = ["engine=skyrl", "cluster.nodes=3", "cluster.gpus_per_node=2", *rows]
+    done = sent(ray_head, tmp_path, *too_many)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "a trial needs 6 GPUs (3 x 2), the cluster has 4" in done.stderr
+    (tmp_path / "outputs/mine").mkdir(parents=True)
+    done = sent(ray_head, tmp_path, "-m", *too_many, "runtime.seed=1,2")
+    assert (done.returncode, list((tmp_path / "outputs").iterdir())) == (2, [tmp_path / "outputs/mine"])
+
+
+def test_a_folder_that_was_there_before_is_kept(ray_head: Head, tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/notes.txt").write_text("mine")
+    done = sent(ray_head, tmp_path, "cluster.package_limit_mib=1", f"hydra.sweep.dir={tmp_path}/sweep")
+    assert done.returncode == 2
+    assert "cluster.package_limit_mib: the package has" in done.stderr
+    assert (tmp_path / "sweep/notes.txt").read_text() == "mine"
+
+
 @pytest.mark.slow
 def test_one_run_is_a_sweep_of_one_and_trains_on_the_cluster(ray_head: Head, tmp_path: Path) -> None:
     done = subprocess.run(

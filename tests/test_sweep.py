@@ -250,3 +250,14 @@ def test_a_trial_that_outlived_its_killed_sweep_can_be_stopped(tmp_path: Path) -
     cluster.stop(attempt)
     assert cluster.status(attempt).phase == "lost"
     assert process.wait(timeout=20) != 0
+
+
+def test_only_a_sweep_of_which_nothing_was_sent_is_withdrawn(tmp_path: Path) -> None:
+    for name in ("unsent/0/config.yaml", "unsent/multirun.yaml", "sent/sweep.json", "other/0/train.log"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [record.withdraw(tmp_path / name) for name in ("unsent", "sent", "other")] == [True, False, False]
+    assert not (tmp_path / "unsent").exists()
+    (tmp_path / "busy").mkdir()
+    with record.locked(tmp_path / "busy"):
+        assert not record.withdraw(tmp_path / "busy")
