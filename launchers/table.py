@@ -6,13 +6,19 @@ import csv
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from launchers.record import TrialRecord, read
+
+
+def plainly(console: Console) -> Callable[[str], None]:
+    """Prints a line as it is: a server's words may hold brackets, and addresses are copied whole."""
+    return partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
 
 def told(record: TrialRecord) -> str:

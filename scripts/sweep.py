@@ -51,7 +51,7 @@ def _act(action: str, folder: Path, console: Console, *, stop_on_error: bool) ->
     if not jobs:
         return table.finish(folder, console)
     run = jobs[0].run
-    cluster, policy = clusters.connect(run, console.print), clusters.policy(run)
+    cluster, policy = clusters.connect(run, table.plainly(console)), clusters.policy(run)
     if action == "status":
         sweep.show(jobs, folder, cluster=cluster, console=console)
     elif action == "stop":

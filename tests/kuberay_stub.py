@@ -84,7 +84,7 @@ class KubeRayStub:
     async def _get(self, request: web.Request) -> web.Response:
         job = self.jobs.get(request.match_info["name"])
         if job is None:
-            return web.json_response({"message": "not found"}, status=404)
+            return web.json_response({"message": "not found", "reason": "NotFound"}, status=404)
         return web.json_response({**job.manifest, "status": {"rayClusterName": "made", **self._status(job)}})
 
     def _status(self, job: Job) -> dict[str, str]:

@@ -51,7 +51,7 @@ class GrpoLauncher(Launcher):
         from rich.console import Console
 
         from grpo.config import ConfigError
-        from launchers import clusters
+        from launchers import clusters, table
         from launchers.sweep import launch
 
         assert self.config is not None
@@ -63,7 +63,7 @@ class GrpoLauncher(Launcher):
             records = launch(
                 jobs,
                 sweep,
-                cluster=clusters.connect(first, console.print),
+                cluster=clusters.connect(first, table.plainly(console)),
                 policy=clusters.policy(first),
                 stop_on_error=self.stop_on_error,
                 console=console,
