@@ -162,15 +162,17 @@ class KubeApi:
     def _workloads(self) -> list[Any]:
         for version in KUEUE_VERSIONS:
             try:
-                return self._call(
-                    lambda version=version: self._objects.list_namespaced_custom_object(
-                        KUEUE, version, self._namespace, "workloads", _request_timeout=REQUEST_SECONDS
-                    )
-                )["items"]
+                found: Any = self._call(lambda version=version: self._of_kueue(version))
+                return found["items"]
             except KubeError as error:
                 if error.code != 404:
                     raise
         return []
+
+    def _of_kueue(self, version: str) -> Any:
+        return self._objects.list_namespaced_custom_object(
+            KUEUE, version, self._namespace, "workloads", _request_timeout=REQUEST_SECONDS
+        )
 
     def log(self, pod: str, *, follow: bool) -> Any:
         """The pod's output from its beginning, as a stream of bytes."""
