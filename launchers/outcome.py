@@ -21,6 +21,7 @@ TAIL_BYTES = 20_000
 CONFIG_EXIT = 2
 _BY_SIGN = (
     ("cancelled", r"cancelled by someone"),
+    ("time limit", r"its time was up more often"),
     ("node lost", r"\nnode lost: "),  # our own word, after whatever Ray guesses the reason to be
     ("out of memory", r"out.of.memory|OutOfMemoryError"),
     ("preempted", r"preempt|DUE TO NODE|evicted"),

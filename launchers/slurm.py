@@ -29,6 +29,8 @@ from launchers.slurm_ray import TOKEN
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "CONFIGURING"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+EXHAUSTED = "timed-out too many times"
+"""submitit's words."""
 SETTLE_SECONDS = 20.0
 """For the files of a job that ended to become visible here."""
 
@@ -110,6 +112,9 @@ class SlurmJobs(Cluster):
             return Status(phase="ended", code=None, note=f"Slurm job {job}: cancelled by someone")
         code, signal = (int(part) for part in shown.get("ExitCode", "0:0").split(":"))
         said = _first_error(attempt, job)
+        if EXHAUSTED in said:
+            allowed = f"cluster.time_minutes={self._settings.time_minutes}, cluster.requeues={self._settings.requeues}"
+            said = f"its time was up more often than it may be requeued ({allowed})"
         note = f"Slurm job {job}: {state or 'unknown'} {reason}{f'; {said}' if said else ''}"
         return Status(phase="ended", code=-signal if signal else code or None, note=note)
 

@@ -33,6 +33,12 @@ class SlurmNode:
     def conf(self) -> Path:
         return self.folder / "slurm.conf"
 
+    def clear(self) -> None:
+        """Cancel all jobs, and wait until they are gone: a test that failed leaves its own to the next one."""
+        environment = {**os.environ, "SLURM_CONF": str(self.conf)}
+        subprocess.run(["scancel", "--user=root"], env=environment, check=True)
+        _await(lambda: not _run(["squeue", "-h"], environment), "an empty queue")
+
 
 @contextlib.contextmanager
 def running() -> Iterator[SlurmNode]:

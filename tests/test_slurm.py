@@ -26,13 +26,26 @@ from launchers.cluster import Attempt, Unreachable
 from launchers.record import Job, TrialRecord
 from launchers.slurm import SlurmJobs
 
+WAITS = """
+# Its first start waits to be ended from outside, the next one finishes.
+import json, pathlib, sys, time
+folder = pathlib.Path(next(word for word in sys.argv if word.startswith("hydra.run.dir=")).partition("=")[2])
+(folder / "starts").touch()
+waited = folder.parent / "waited"
+if not waited.exists():
+    waited.touch()
+    time.sleep(600)
+(folder / "result.json").write_text(json.dumps({"objective": 0.5}))
+"""
 ONE_CPU = {"partition": "debug", "gpus_per_node": 0, "cpus_per_task": 1, "memory_gib": 1, "signal_seconds": 5}
 
 
 @pytest.fixture(autouse=True)
 def slurm(slurm_node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SLURM_CONF", str(slurm_node.conf))
+    slurm_node.clear()
     yield
+    slurm_node.clear()
 
 
 def launch(tmp_path: Path, *seeds: int, **changes: object) -> tuple[list[TrialRecord], str]:
@@ -56,6 +69,12 @@ def launch(tmp_path: Path, *seeds: int, **changes: object) -> tuple[list[TrialRe
     )
     assert isinstance(console.file, io.StringIO)
     return records, console.file.getvalue()
+
+
+def waits(tmp_path: Path) -> None:
+    """Make a project whose trial does."""
+    trivial_project(tmp_path / "project")
+    (tmp_path / "project/train.py").write_text(WAITS)
 
 
 def queue(shown: str = "%A") -> list[str]:
@@ -99,12 +118,13 @@ def test_a_crashed_and_a_killed_job_hide_no_other(tmp_path: Path) -> None:
 
 def test_a_job_whose_processes_are_killed_is_told_by_its_state_and_sent_again(tmp_path: Path) -> None:
     def kill() -> None:
-        wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
+        wait_for(lambda: (tmp_path / "sweep/waited").exists(), 180)
         (task,) = tasks(tmp_path)
         os.killpg(os.getpgid(task), signal.SIGKILL)
 
+    waits(tmp_path)
     with beside(kill):
-        (only,), told = launch(tmp_path, 400)
+        (only,), told = launch(tmp_path, 5)
     assert (only.state, only.attempts) == ("finished", 2)
     assert "FAILED NonZeroExitCode; srun: error: " in told
     assert "is tried again (killed; 2 more at most)" in told
@@ -112,14 +132,15 @@ def test_a_job_whose_processes_are_killed_is_told_by_its_state_and_sent_again(tm
 
 def test_a_job_that_slurm_requeues_goes_on_in_the_same_attempt(tmp_path: Path) -> None:
     def requeue() -> None:
-        wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
+        wait_for(lambda: (tmp_path / "sweep/waited").exists(), 180)
         (job,) = queue()
         subprocess.run(["scontrol", "requeue", job], check=True)
-        wait_for(lambda: "PENDING" in states())
+        wait_for(lambda: "PENDING" in states(), 120)
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
+    waits(tmp_path)
     with beside(requeue):
-        (only,), told = launch(tmp_path, 400)
+        (only,), told = launch(tmp_path, 5)
     assert (only.state, only.attempts) == ("finished", 1), told
     # No checkpoint was there to go on from, so the first start's files were moved aside.
     assert (tmp_path / "sweep/0_attempt_1/starts").exists()
@@ -127,11 +148,12 @@ def test_a_job_that_slurm_requeues_goes_on_in_the_same_attempt(tmp_path: Path) -
 
 def test_a_job_that_a_person_cancels_is_not_sent_again(tmp_path: Path) -> None:
     def cancel() -> None:
-        wait_for(lambda: (tmp_path / "sweep/0/starts").exists())
+        wait_for(lambda: (tmp_path / "sweep/waited").exists(), 180)
         subprocess.run(["scancel", *queue()], check=True)
 
+    waits(tmp_path)
     with beside(cancel):
-        (only,), told = launch(tmp_path, 900)
+        (only,), told = launch(tmp_path, 5)
     assert (only.state, only.attempts, only.cause) == ("failed", 1, "cancelled"), told
     assert "cancelled by someone" in (only.reason or "")
 
@@ -188,7 +210,7 @@ def test_a_job_that_slurm_was_too_busy_to_answer_for_is_there_once(tmp_path: Pat
 @pytest.mark.slow
 def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_path: Path) -> None:
     short = [
-        *("runtime.steps=6", "runtime.test_episodes=4", "runtime.eval_episodes=4", "runtime.eval_interval=6"),
+        *("runtime.steps=9", "runtime.test_episodes=4", "runtime.eval_episodes=4", "runtime.eval_interval=9"),
         *("algorithm.prompts_per_step=2", "algorithm.updates_per_step=1", "runtime.checkpoint_interval=1"),
         *("algorithm.warmup_steps=0", "tracker=none"),
     ]
@@ -201,13 +223,16 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_p
         stderr=subprocess.STDOUT,
         text=True,
     )
-    wait_for(lambda: list(tmp_path.glob("sweep/0/checkpoints/step_00000[2-9]/DONE")), 180)
-    (job,) = queue()
-    subprocess.run(["scancel", job, "--signal=USR2"], check=True)
-    wait_for(lambda: "PENDING" in states(), 120)
-    # Slurm holds a requeued job back for two minutes.
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
-    told, _ = launcher.communicate(timeout=300)
+    try:
+        wait_for(lambda: list(tmp_path.glob("sweep/0/checkpoints/step_00000[2-9]/DONE")), 240)
+        (job,) = queue()
+        subprocess.run(["scancel", job, "--signal=USR2"], check=True)
+        wait_for(lambda: "PENDING" in states(), 120)
+        # Slurm holds a requeued job back for two minutes.
+        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+        told, _ = launcher.communicate(timeout=400)
+    finally:
+        launcher.kill()
     assert launcher.returncode == 0, told
     (only,) = record.read(tmp_path / "sweep")
     assert (only.state, only.attempts) == ("finished", 1)
@@ -224,12 +249,15 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_p
 def test_an_interrupt_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]; import pathlib, test_slurm; "
-        "test_slurm.launch(pathlib.Path(sys.argv[1]), 900, 901, 902, 903, 904)"
+        "test_slurm.launch(pathlib.Path(sys.argv[1]), 9000, 9001, 9002, 9003, 9004)"
     )
     words = [sys.executable, "-c", code, str(tmp_path), str(configs.ROOT / "tests"), str(configs.ROOT)]
     launcher = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-    wait_for(lambda: (tmp_path / "sweep/0/starts").exists() and len(queue()) == 5, 120)
-    launcher.send_signal(signal.SIGINT)
-    launcher.wait(120)
-    wait_for(lambda: queue() == [], 30)
+    try:
+        wait_for(lambda: (tmp_path / "sweep/0/starts").exists() and len(queue()) == 5, 240)
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(180)
+    finally:
+        launcher.kill()
+    wait_for(lambda: queue() == [], 60)
     assert {each.state for each in record.read(tmp_path / "sweep")} == {"interrupted"}

@@ -64,7 +64,9 @@ if first and not (folder.parent / "no_wait").exists():
 @pytest.fixture(autouse=True)
 def slurm(slurm_node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SLURM_CONF", str(slurm_node.conf))
+    slurm_node.clear()
     yield
+    slurm_node.clear()
 
 
 def launch(tmp_path: Path, *words: str) -> tuple[TrialRecord, str]:
@@ -184,7 +186,7 @@ def test_a_trial_over_two_nodes_has_one_ray_on_both_and_leaves_nothing_of_it(tmp
     assert token not in json.dumps(there["environment"])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "seen.json"]
     assert not [path for path in kept if token.encode() in path.read_bytes()]
-    wait_for(lambda: leaves_nothing(tmp_path), 60)
+    wait_for(lambda: leaves_nothing(tmp_path), 120)
 
 
 @pytest.mark.slow
@@ -200,7 +202,7 @@ def test_a_node_that_is_lost_ends_the_trial_which_goes_on_in_a_new_job(tmp_path:
     assert (trial.state, trial.attempts) == ("finished", 2), told
     assert "exit code 1: node lost: n2: its Ray ended with exit code -9" in told
     assert "is tried again (node lost; 2 more at most)" in told
-    wait_for(lambda: leaves_nothing(tmp_path), 60)
+    wait_for(lambda: leaves_nothing(tmp_path), 120)
 
 
 @pytest.mark.slow
@@ -209,10 +211,10 @@ def test_an_interrupt_ends_ray_on_all_nodes_and_keeps_no_token(tmp_path: Path) -
     try:
         wait_for(lambda: (tmp_path / "sweep/0/seen.json").exists(), 240)
         launcher.send_signal(signal.SIGINT)
-        launcher.wait(120)
+        launcher.wait(180)
     finally:
         launcher.kill()
-    wait_for(lambda: jobs() == [] and leaves_nothing(tmp_path), 60)
+    wait_for(lambda: jobs() == [] and leaves_nothing(tmp_path), 120)
     assert [each.state for each in record.read(tmp_path / "sweep")] == ["interrupted"]
 
 
@@ -223,7 +225,7 @@ def test_a_requeued_job_starts_ray_anew_on_all_nodes(tmp_path: Path) -> None:
         subprocess.run(["scancel", job, "--signal=USR2"], check=True)
         state = ["squeue", "-h", "-o", "%T"]
         wait_for(lambda: "PENDING" in subprocess.run(state, capture_output=True, text=True).stdout, 120)
-        assert leaves_nothing(tmp_path)
+        wait_for(lambda: leaves_nothing(tmp_path), 120)
         # Slurm holds a requeued job back for two minutes.
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
@@ -231,4 +233,4 @@ def test_a_requeued_job_starts_ray_anew_on_all_nodes(tmp_path: Path) -> None:
         trial, told = launch(tmp_path)
     assert (trial.state, trial.attempts) == ("finished", 1), told
     assert (tmp_path / "sweep/0/starts").read_text() == "xx"
-    wait_for(lambda: leaves_nothing(tmp_path), 60)
+    wait_for(lambda: leaves_nothing(tmp_path), 120)
