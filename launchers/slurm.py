@@ -31,8 +31,12 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPEC
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 EXHAUSTED = "timed-out too many times"
 """submitit's words."""
+REQUEUED = "DUE TO JOB REQUEUE"
+"""Slurm's words."""
 SETTLE_SECONDS = 20.0
 """For the files of a job that ended to become visible here."""
+REQUEUE_SECONDS = 120.0
+"""For a job that is on its way back into the queue: until all its nodes are free, Slurm may call it failed."""
 
 
 class SlurmJobs(Cluster):
@@ -98,20 +102,22 @@ class SlurmJobs(Cluster):
             return Status(phase="lost", code=None, note="Slurm has no such job")
         shown = slurm_commands.shown(job)
         state, reason = shown.get("JobState") or slurm_commands.accounted(job), shown.get("Reason", "None")
+        if state in WAITING | RUNNING:
+            self._over.pop(attempt.id, None)
         if state in WAITING:
             restarts = int(shown.get("Restarts", 0))
             times = f"requeued {restarts} time(s): " if restarts else ""
             return Status(phase="pending", code=None, note=f"{times}{reason if reason != 'None' else state}")
         if state in RUNNING:
             return Status(phase="running", code=None, note="")
-        # The exit code's file may still be on its way through the shared file system.
-        seen = self._over.setdefault(attempt.id, time.monotonic())
-        if time.monotonic() - seen < (SETTLE_SECONDS if state == "COMPLETED" else 2.0):
-            return Status(phase="running", code=None, note="")
         if state.startswith("CANCELLED"):
             return Status(phase="ended", code=None, note=f"Slurm job {job}: cancelled by someone")
+        output = _last_start(attempt, job)
+        seen = self._over.setdefault(attempt.id, time.monotonic())
+        if time.monotonic() - seen < _settling(state, output):
+            return Status(phase="running", code=None, note="")
         code, signal = (int(part) for part in shown.get("ExitCode", "0:0").split(":"))
-        said = _first_error(attempt, job)
+        said = _first_error(output)
         if EXHAUSTED in said:
             allowed = f"cluster.time_minutes={self._settings.time_minutes}, cluster.requeues={self._settings.requeues}"
             said = f"its time was up more often than it may be requeued ({allowed})"
@@ -203,10 +209,20 @@ def _code_file(attempt: Attempt) -> Path:
     return attempt.here / f"output_{attempt.number}.exit_code"
 
 
-def _first_error(attempt: Attempt, job: str) -> str:
-    """What srun, Slurm or submitit say went wrong in the job's last start, in their own output."""
-    said = tail(attempt.sweep / "slurm" / f"{job}_0_log.out").rpartition("Starting with")[2]
-    errors = [line.strip() for line in said.splitlines() if re.search(r"error: |Error: |not requeued", line)]
+def _settling(state: str, output: str) -> float:
+    """For how many seconds an end that Slurm tells of may yet turn out to be none."""
+    if REQUEUED in output:
+        return REQUEUE_SECONDS
+    return SETTLE_SECONDS if state == "COMPLETED" else 5.0
+
+
+def _last_start(attempt: Attempt, job: str) -> str:
+    """What srun, Slurm and submitit printed since the job was last started."""
+    return tail(attempt.sweep / "slurm" / f"{job}_0_log.out").rpartition("Starting with")[2]
+
+
+def _first_error(output: str) -> str:
+    errors = [line.strip() for line in output.splitlines() if re.search(r"error: |Error: |not requeued", line)]
     return errors[0][:300] if errors else ""
 
 
