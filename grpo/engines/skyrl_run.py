@@ -184,7 +184,7 @@ def refuse_unshared(folder: Path) -> None:
         for node, host in nodes.items()
     }
     try:
-        blind = [host for host, there in seen.items() if not ray.get(there, timeout=60)]
+        blind = [host for host, there in seen.items() if not ray.get(there, timeout=180)]
     finally:
         probe.unlink(missing_ok=True)
     if blind:
