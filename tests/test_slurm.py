@@ -14,6 +14,7 @@ from pathlib import Path
 
 import configs
 import pytest
+import slurm_node as slurm_nodes
 from hyperpod_stub import wait_for
 from ray_head import trivial_project
 from rich.console import Console
@@ -77,12 +78,8 @@ def waits(tmp_path: Path) -> None:
     (tmp_path / "project/train.py").write_text(WAITS)
 
 
-def queue(shown: str = "%A") -> list[str]:
-    return subprocess.run(["squeue", "-h", "-o", shown], capture_output=True, text=True, check=True).stdout.split()
-
-
-def states() -> list[str]:
-    return queue("%T")
+def queue() -> list[str]:
+    return subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split()
 
 
 def tasks(tmp_path: Path) -> list[int]:
@@ -135,8 +132,7 @@ def test_a_job_that_slurm_requeues_goes_on_in_the_same_attempt(tmp_path: Path) -
         wait_for(lambda: (tmp_path / "sweep/waited").exists(), 180)
         (job,) = queue()
         subprocess.run(["scontrol", "requeue", job], check=True)
-        wait_for(lambda: "PENDING" in states(), 120)
-        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+        slurm_nodes.start_again(job)
 
     waits(tmp_path)
     with beside(requeue):
@@ -227,9 +223,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint_as_if_nothing_had_been(tmp_p
         wait_for(lambda: list(tmp_path.glob("sweep/0/checkpoints/step_00000[2-9]/DONE")), 240)
         (job,) = queue()
         subprocess.run(["scancel", job, "--signal=USR2"], check=True)
-        wait_for(lambda: "PENDING" in states(), 120)
-        # Slurm holds a requeued job back for two minutes.
-        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+        slurm_nodes.start_again(job)
         told, _ = launcher.communicate(timeout=400)
     finally:
         launcher.kill()

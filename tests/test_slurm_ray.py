@@ -16,6 +16,7 @@ from typing import Any
 
 import configs
 import pytest
+import slurm_node as slurm_nodes
 from hyperpod_stub import wait_for
 from ray_head import trivial_project
 from rich.console import Console
@@ -223,11 +224,8 @@ def test_a_requeued_job_starts_ray_anew_on_all_nodes(tmp_path: Path) -> None:
     def requeue() -> None:
         (job,) = jobs()
         subprocess.run(["scancel", job, "--signal=USR2"], check=True)
-        state = ["squeue", "-h", "-o", "%T"]
-        wait_for(lambda: "PENDING" in subprocess.run(state, capture_output=True, text=True).stdout, 120)
         wait_for(lambda: leaves_nothing(tmp_path), 120)
-        # Slurm holds a requeued job back for two minutes.
-        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+        slurm_nodes.start_again(job)
 
     with once(lambda: (tmp_path / "sweep/0/seen.json").exists(), requeue):
         trial, told = launch(tmp_path)
