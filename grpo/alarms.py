@@ -1,7 +1,8 @@
 """Alarms over the step metrics: a run that looks well and is not, or that cannot learn.
 
-An alarm must be worth reading, so each wants evidence over several steps and a margin well outside the noise; the
-price is that a slow trend is reported late. Near the goal (`SOLVED_ENOUGH`) a flat *solved* is no fault.
+An alarm must be worth reading, so each wants evidence over several steps and a margin well outside the noise: a sudden
+change is told after three steps, a slow one by its trend, and late. Near the goal (`SOLVED_ENOUGH`) a flat *solved* is
+no fault.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ from grpo.signs import SOLVED_ENOUGH, Alarm
 History = Sequence[Mapping[str, float]]
 """The metrics of the steps so far, oldest first."""
 
-NAMES = ("shaping_up_solved_flat", "longer_solved_flat", "terms_cancel", "no_signal", *signs.NAMES)
+NAMES = ("shaping_up_solved_flat", "longer_solved_flat", "collapsed", "terms_cancel", "no_signal", *signs.NAMES)
 
 TREND_STEPS = 20
 TREND_STEPS_NEEDED = 10
 RECENT_STEPS = 5
+JUMP_STEPS = 3
+"""A sudden change is judged by the last of so many steps …"""
+JUMP_STEPS_BEFORE = 8
+"""… against at least so many before them, at most `TREND_STEPS`."""
+JUMP_ERRORS = 6.0
+MANY_EPISODES = 48
+"""A step; `JUMP_STEPS` of them then show a level as well as `RECENT_STEPS` of fewer."""
+COLLAPSED_SHARE = 0.4
+"""Solved has collapsed if it is below this share of what it was."""
 MOSTLY_SOLVED = 0.75
 """Above this share solved, most groups without signal are those that are always solved."""
 RISE_NEEDED = 0.1
@@ -37,18 +47,12 @@ CANCELLED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trend:
-    """A least-squares line through the last values."""
+class _Change:
+    """Of a metric: along a least-squares line through its last values, or from those before to the last few."""
 
     rise: float
-    """From the first to the last step of the window."""
     error: float
-    """Standard error of `rise`, from the scatter around the line."""
-    steps: int
-
-    @property
-    def slope(self) -> float:
-        return self.rise / (self.steps - 1)
+    """Standard error of `rise`, from the scatter around the line or before the jump."""
 
 
 def alarms(history: History, weights: Mapping[str, float], *, group_size: int, max_turns: int) -> tuple[Alarm, ...]:
@@ -59,10 +63,12 @@ def alarms(history: History, weights: Mapping[str, float], *, group_size: int, m
     found = (
         _shaping_up_solved_flat(history, weights),
         _longer_solved_flat(history),
+        _collapsed(history),
         _terms_cancel(history, weights),
         _no_signal(history, group_size),
     )
-    return (*(alarm for alarm in found if alarm is not None), *_lasting_signs(history, weights, max_turns))
+    lasting = _lasting_signs(history, weights, group_size, max_turns)
+    return (*(alarm for alarm in found if alarm is not None), *lasting)
 
 
 def alarm_metrics(raised: Sequence[Alarm]) -> dict[str, float]:
@@ -90,28 +96,46 @@ def no_signal_share(solve_rate: float, group_size: int) -> float:
 
 
 def _shaping_up_solved_flat(history: History, weights: Mapping[str, float]) -> Alarm | None:
-    solved = _series(history, "rollout/solved", TREND_STEPS, TREND_STEPS_NEEDED)
-    if solved is None or _mean(solved) >= SOLVED_ENOUGH:
-        return None
-    solved_trend = _trend(solved)
-    rising: list[str] = []
-    # The task term needs no exception: it cannot rise while solved is flat.
-    for name, weight in weights.items():
-        values = _series(history, f"reward/{name}/mean", TREND_STEPS, TREND_STEPS_NEEDED)
-        if values is None or weight == 0:
+    slow = (TREND_STEPS, TREND_STEPS_NEEDED, _trend, RISE_ERRORS)
+    sudden = (TREND_STEPS + JUMP_STEPS, JUMP_STEPS_BEFORE + JUMP_STEPS, _jump, JUMP_ERRORS)
+    for at_most, at_least, change_of, errors in (sudden, slow):
+        solved = _series(history, "rollout/solved", at_most, at_least)
+        if solved is None or _mean(solved[-at_least:]) >= SOLVED_ENOUGH:
             continue
-        better_is = math.copysign(1.0, weight)
-        trend = _trend([better_is * value for value in values])
-        rises = trend.rise >= RISE_NEEDED and trend.rise > RISE_ERRORS * trend.error
-        if rises and solved_trend.rise + solved_trend.error < FLAT_SHARE * trend.rise:
-            rising.append(f"{name} ({trend.slope:+.4f} a step)")
-    if not rising:
+        solved_change = change_of(solved)
+        rising: list[str] = []
+        # The task term needs no exception: it cannot rise while solved is flat.
+        for name, weight in weights.items():
+            values = _series(history, f"reward/{name}/mean", at_most, at_least)
+            if values is None or weight == 0:
+                continue
+            change = change_of([math.copysign(1.0, weight) * value for value in values])
+            rises = change.rise >= RISE_NEEDED and change.rise > errors * change.error
+            if rises and solved_change.rise + solved_change.error < FLAT_SHARE * change.rise:
+                rising.append(f"{name} (by {change.rise:.2f})")
+        if rising:
+            return Alarm(
+                name="shaping_up_solved_flat",
+                message=f"{', '.join(rising)} improves while rollout/solved does not ({solved_change.rise:+.2f}) over "
+                f"the last {len(solved)} steps: the policy may be learning the reward and not the task. Look at "
+                "rollouts.jsonl; gate the term on the task, or lower its weight",
+            )
+    return None
+
+
+def _collapsed(history: History) -> Alarm | None:
+    """Solved has fallen far and fast: what had been learned is lost."""
+    solved = _series(history, "rollout/solved", TREND_STEPS + JUMP_STEPS, JUMP_STEPS_BEFORE + JUMP_STEPS)
+    if solved is None:
+        return None
+    change, now = _jump(solved), _mean(solved[-JUMP_STEPS:])
+    if -change.rise <= JUMP_ERRORS * change.error or now > COLLAPSED_SHARE * (now - change.rise):
         return None
     return Alarm(
-        name="shaping_up_solved_flat",
-        message=f"{', '.join(rising)} improves while rollout/solved is flat ({solved_trend.slope:+.4f} a step) over "
-        f"the last {solved_trend.steps} steps: the policy may be learning the reward and not the task. Look at "
-        "rollouts.jsonl; gate the term on the task, or lower its weight",
+        name="collapsed",
+        message=f"rollout/solved is {now:.2f} over the last {JUMP_STEPS} steps and was {now - change.rise:.2f} in the "
+        f"{len(solved) - JUMP_STEPS} before: what was learned is being lost. Look at rollouts.jsonl; go back to a "
+        "checkpoint with a lower algorithm.learning_rate or a higher algorithm.kl_coefficient",
     )
 
 
@@ -156,10 +180,15 @@ def _no_signal(history: History, group_size: int) -> Alarm | None:
     )
 
 
-def _lasting_signs(history: History, weights: Mapping[str, float], max_turns: int) -> tuple[Alarm, ...]:
-    """The signs of `grpo.signs` that the mean over the last steps shows."""
-    names = {name for metrics in history[-RECENT_STEPS:] for name in metrics}
-    series = {name: _series(history, name, RECENT_STEPS, RECENT_STEPS) for name in names}
+def _lasting_signs(
+    history: History, weights: Mapping[str, float], group_size: int, max_turns: int
+) -> tuple[Alarm, ...]:
+    """The signs of `grpo.signs` that the mean over the last steps shows: of more steps where these are small."""
+    now = history[-1] if history else {}
+    many = now.get("group/distinct_tasks", 0.0) * group_size >= MANY_EPISODES
+    steps = JUMP_STEPS if many else RECENT_STEPS
+    names = {name for metrics in history[-steps:] for name in metrics}
+    series = {name: _series(history, name, steps, steps) for name in names}
     means = {name: _mean(values) for name, values in series.items() if values is not None}
     return signs.signs(means, weights, max_turns=max_turns)
 
@@ -196,7 +225,8 @@ def _series(history: History, key: str, at_most: int, at_least: int) -> list[flo
     return [metrics[key] for metrics in window]
 
 
-def _trend(values: Sequence[float]) -> _Trend:
+def _trend(values: Sequence[float]) -> _Change:
+    """From the first to the last step of the window."""
     n = len(values)
     centred_steps = [step - (n - 1) / 2 for step in range(n)]
     mean = _mean(values)
@@ -205,7 +235,15 @@ def _trend(values: Sequence[float]) -> _Trend:
     scatter = sum((value - mean - slope * step) ** 2 for step, value in zip(centred_steps, values, strict=True)) / (
         n - 2
     )
-    return _Trend(rise=slope * (n - 1), error=math.sqrt(scatter / steps_squared) * (n - 1), steps=n)
+    return _Change(rise=slope * (n - 1), error=math.sqrt(scatter / steps_squared) * (n - 1))
+
+
+def _jump(values: Sequence[float]) -> _Change:
+    """To the mean of the last `JUMP_STEPS` from that of those before."""
+    before, now = values[:-JUMP_STEPS], values[-JUMP_STEPS:]
+    mean = _mean(before)
+    scatter = sum((value - mean) ** 2 for value in before) / (len(before) - 1)
+    return _Change(rise=_mean(now) - mean, error=math.sqrt(scatter * (1 / len(before) + 1 / len(now))))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -18,17 +18,18 @@ REPEATED_RUN = 4
 SHORTEST = 16
 """Words and signs; a shorter reply is neither copied nor repeated."""
 
-# A Chinese sign counts as a word: there are no spaces to tell words by.
-_WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\u4e00-\u9fff]+|[^\w\s]")
+# A Chinese sign counts as a word: there are no spaces to tell words by. So does empty space wider than an indent.
+_WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\u4e00-\u9fff]+|[^\w\s]|\s{12}")
 
 Words = tuple[str, ...]
 
 
 def behaviour_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
-    """`rollout/{reply_tokens,same_reply,repeated,copied}`; nothing where no reply was given.
+    """`rollout/{reply_tokens,same_reply,two_replies,repeated,copied}`; nothing where no reply was given.
 
     - reply_tokens: mean tokens of one reply, unlike rollout/completion_tokens, which grows with the turns.
     - same_reply: share of the most frequent action among all replies (the text, where no action was understood).
+    - two_replies: share of the two most frequent ones.
     - repeated: mean over the replies of the share of `REPEATED_RUN`-word runs that stood there before.
     - copied: mean over the replies of the share of `COPIED_RUN`-word runs that the prompt holds too.
     """
@@ -39,6 +40,7 @@ def behaviour_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
     return {
         "rollout/reply_tokens": sum(turn.completion_tokens for turn in turns) / len(turns),
         "rollout/same_reply": max(said.values()) / len(turns),
+        "rollout/two_replies": sum(count for _, count in said.most_common(2)) / len(turns),
         "rollout/repeated": sum(repeated(turn.reply) for turn in turns) / len(turns),
         "rollout/copied": sum(map(_copied_in, transcripts)) / len(turns),
     }

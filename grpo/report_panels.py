@@ -79,7 +79,15 @@ _EPISODES = (
     _single("Errors", "share of episodes", "rollout/errors", share=True),
 )
 _LOOKS = (
-    _single("The same reply", "share of replies", "rollout/same_reply", share=True),
+    Panel(
+        title="The same reply",
+        unit="share of replies",
+        curves=(
+            Curve(label="most frequent", metric="rollout/same_reply"),
+            Curve(label="two most frequent", metric="rollout/two_replies"),
+        ),
+        share=True,
+    ),
     _single("Repetition", "share of a reply", "rollout/repeated", share=True),
     _single("Copied from the prompt", "share of a reply", "rollout/copied", share=True),
     _single("Reward of unsolved episodes", "mean total", "reward/total/unsolved"),

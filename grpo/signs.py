@@ -13,6 +13,9 @@ SOLVED_ENOUGH = 0.9
 """Above this share solved, flat curves and equal replies are the sign of success."""
 TASKS_NEEDED = 4
 """Of fewer tasks, the same answer may be right for all."""
+SAME_REPLY = 0.8
+BETTER_THAN_TWO = 0.4
+"""Above this share solved, two replies in turn may be right: yes and no."""
 UNSOLVED_PAYS = 0.5
 """Share of the full mark (the sum of the positive weights) that an unsolved episode should never reach on average."""
 
@@ -43,8 +46,14 @@ _LEVELS = (
     _Level(
         name="same_reply",
         metric="rollout/same_reply",
-        at_least=0.8,
+        at_least=SAME_REPLY,
         what="of all replies are one and the same, whatever the task: look at rollouts.jsonl for what it earns",
+    ),
+    _Level(
+        name="two_replies",
+        metric="rollout/two_replies",
+        at_least=0.9,
+        what="of all replies are one of two, whatever the task: look at rollouts.jsonl for what they earn",
     ),
     _Level(
         name="repetition",
@@ -93,6 +102,10 @@ def _applies(name: str, metrics: Mapping[str, float], max_turns: int) -> bool:
         return max_turns > 1  # with one turn, a wrong answer is not an early stop
     if name == "same_reply":
         return metrics.get("group/distinct_tasks", 0.0) >= TASKS_NEEDED and not _near_goal(metrics)
+    if name == "two_replies":
+        few_solved = metrics.get("rollout/solved", 0.0) < BETTER_THAN_TWO
+        alone = metrics.get("rollout/same_reply", 0.0) >= SAME_REPLY
+        return metrics.get("group/distinct_tasks", 0.0) >= TASKS_NEEDED and few_solved and not alone
     return True
 
 

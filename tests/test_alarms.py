@@ -80,11 +80,11 @@ def test_tags_that_rise_while_solved_is_flat_raise_the_alarm(solved: Curve, seed
     assert "shaping_up_solved_flat" in ever(run(solved, line(0.2, 0.95), seed=seed))
 
 
-def test_the_shaping_alarm_names_the_term_and_both_slopes() -> None:
+def test_the_shaping_alarm_names_the_term_and_both_rises() -> None:
     history = run(flat(0.3), line(0.2, 0.95), steps=20)
     (alarm,) = alarms(history, WEIGHTS, group_size=8, max_turns=20)
-    assert alarm.message.startswith("answer_format (+0.0")
-    assert "rollout/solved is flat (" in alarm.message
+    assert alarm.message.startswith("answer_format (by 0.")
+    assert "rollout/solved does not (" in alarm.message
     assert "last 20 steps" in alarm.message
 
 

@@ -71,19 +71,19 @@ def alarms_after(hack: Replier, weights: dict[str, float], *, onset: int) -> dic
 
 
 @pytest.mark.parametrize("name", HACKS)
-def test_a_hack_raises_its_alarm_within_eight_steps_and_not_before_it_begins(name: str) -> None:
+def test_a_hack_raises_its_alarm_within_five_steps_and_not_before_it_begins(name: str) -> None:
     hack, weights, expected = HACKS[name]
     found = alarms_after(hack, weights, onset=ONSET)
     print(f"{name}: " + ", ".join(f"{alarm} at step {step}" for alarm, step in found.items()))  # noqa: T201
-    assert 1 <= found[expected] <= 8
+    assert 1 <= found[expected] <= 5
     assert min(found.values()) >= 1
 
 
 @pytest.mark.parametrize("name", [name for name in HACKS if name != "padded with prose"])
-def test_a_policy_that_hacks_from_the_first_step_is_caught_at_the_fifth(name: str) -> None:
+def test_a_policy_that_hacks_from_the_first_step_is_caught_at_the_third(name: str) -> None:
     """Prose is told by its growth alone: without an honest beginning there is none."""
     hack, weights, expected = HACKS[name]
-    assert alarms_after(hack, weights, onset=-1)[expected] - 2 <= 5
+    assert alarms_after(hack, weights, onset=-1)[expected] - 2 <= 3
 
 
 def played(replier: Replier, weights: dict[str, float]) -> Played:
