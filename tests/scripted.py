@@ -39,6 +39,14 @@ def always_the_same(episode: Episode, rng: Random) -> str:
     return "<action>right</action>"
 
 
+def alternates(episode: Episode, rng: Random) -> str:
+    return f"<action>{rng.choice(['left', 'right'])}</action>"
+
+
+def pads_with_empty_lines(episode: Episode, rng: Random) -> str:
+    return "\n" * 300 + honest(SLIPS)(episode, rng)
+
+
 def pads_by_repeating(episode: Episode, rng: Random) -> str:
     return "I am quite sure of it. " * 12 + honest(SLIPS)(episode, rng)
 

@@ -96,6 +96,36 @@ def test_a_penalty_pays_when_it_falls_and_an_unpaid_term_never_does() -> None:
     assert "shaping_up_solved_flat" not in ever(rising, {"task_success": 1.0, "answer_format": 0.0})
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sudden_rise_of_tags_at_flat_solved_is_told_after_three_steps(seed: int) -> None:
+    honest = run(flat(0.3), flat(0.5), seed=seed, steps=20)
+    history = honest + run(flat(0.3), flat(0.95), seed=seed + 100, steps=3)
+    assert ever(honest) == set()
+    assert names(history) == {"shaping_up_solved_flat"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_solved_that_falls_far_and_fast_has_collapsed_and_a_slow_or_small_fall_has_not(seed: int) -> None:
+    before = run(flat(0.7), flat(0.9), seed=seed, steps=12)
+    assert "collapsed" in names(before + run(flat(0.1), flat(0.9), seed=seed + 100, steps=3))
+    assert names(before + run(flat(0.4), flat(0.9), seed=seed + 100, steps=3)) == set()
+    assert "collapsed" not in ever(run(line(0.7, 0.3), flat(0.9), seed=seed))
+
+
+def test_two_replies_in_turn_raise_the_alarm_unless_both_may_be_right() -> None:
+    step = {"rollout/two_replies": 1.0, "rollout/same_reply": 0.5, "group/distinct_tasks": 16.0, "rollout/solved": 0.1}
+    assert names([step] * 3) == {"two_replies"}
+    assert names([step | {"rollout/solved": 0.5}] * 3) == set()  # yes and no
+    assert names([step | {"group/distinct_tasks": 2.0}] * 5) == set()
+    assert names([step | {"rollout/same_reply": 0.9}] * 3) == {"same_reply"}
+
+
+def test_levels_of_small_steps_are_judged_by_more_of_them() -> None:
+    large, small = ({"rollout/early_stop": 0.6, "group/distinct_tasks": tasks} for tasks in (16.0, 2.0))
+    assert [names([large] * steps) for steps in (2, 3)] == [set(), {"early_stop"}]
+    assert [names([small] * steps) for steps in (4, 5)] == [set(), {"early_stop"}]
+
+
 def test_a_few_steps_are_no_trend() -> None:
     assert names(run(flat(0.3), line(0.2, 0.95), steps=9)) == set()
 

@@ -28,6 +28,10 @@ def test_filler_is_repeated_and_prose_is_not() -> None:
     assert repeated("really " * 40) > 0.9
     assert repeated("I am sure of it. " * 10 + "<action>up</action>") > 0.6
     assert repeated("好的" * 20) > 0.9
+    assert repeated("\n" * 300 + "<action>up</action>") > 0.5
+    assert (
+        repeated('{\n    "steps": [\n        "up",\n        "left",\n        "down",\n        "stop"\n    ]\n}') < 0.2
+    )
     assert repeated(THOUGHT) == 0.0
     assert repeated("no no no no") == 0.0  # too short to judge
 

@@ -39,6 +39,8 @@ HACKS: dict[str, tuple[Replier, dict[str, float], str]] = {
     "padded with prose": (scripted.pads_with_prose, PAYS_LENGTH, "longer_solved_flat"),
     "copied prompt": (scripted.copies_the_prompt, LEAKS, "copied_prompt"),
     "a term that leaks the answer": (scripted.lists_every_answer, LEAKS, "unsolved_pays"),
+    "padded with empty lines": (scripted.pads_with_empty_lines, PAYS_LENGTH, "repetition"),
+    "two answers in turn": (scripted.alternates, SHAPED, "two_replies"),
 }
 HONEST = scripted.honest(SLIPS)
 ONSET = 10

@@ -59,6 +59,7 @@ def test_a_step_by_hand() -> None:
             "rollout/early_stop": 0.25,
             "rollout/reply_tokens": 44 / 6,
             "rollout/same_reply": 4 / 6,  # four of the six replies were understood as `right`
+            "rollout/two_replies": 6 / 6,  # the two others hold no action and the same text
             "rollout/repeated": 0.0,
             "rollout/copied": 0.0,
             "group/zero_gradient": 0.5,

@@ -2,6 +2,10 @@
 // Parallel coordinates: an axis a column, a line a trial. A drag along an axis keeps the trials that pass there.
 const SVG = "http://www.w3.org/2000/svg";
 
+const NARROWEST = 88; // pixels an axis: what its name takes
+const LONGEST = 14; // characters of a mark
+const APART = 0.05; // of the height, between two marks
+
 function shape(tag, attributes, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -31,10 +35,12 @@ function scaleOf(values) {
 // `all`: columns [{name, of}]; `report` is told which trials are kept and which one is chosen.
 function drawParallel(host, trials, all, report) {
   // What is the same in every trial tells nothing.
-  const columns = all.filter((column) => new Set(trials.map(column.of)).size > 1);
+  const differs = (column) => new Set(trials.map(column.of).filter((value) => value !== null)).size > 1;
+  const columns = all.filter(differs);
   const height = 300;
   const box = { top: 34, bottom: 14, left: 60, right: 60 };
-  const width = Math.max(600, host.clientWidth);
+  // May be wider than the screen: then it scrolls.
+  const width = Math.max(NARROWEST * columns.length, host.clientWidth);
   const inner = height - box.top - box.bottom;
   const axes = columns.map((column, index) => ({
     ...column,
@@ -44,7 +50,7 @@ function drawParallel(host, trials, all, report) {
   }));
   const y = (place) => box.top + (1 - place) * inner;
   const best = scaleOf(trials.map((trial) => trial.figures.objective));
-  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, class: "parallel", role: "img" });
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "parallel", role: "img" });
   svg.setAttribute("aria-label", `${trials.length} trials over ${columns.map((column) => column.name).join(", ")}`);
 
   const lines = trials.map((trial) => {
@@ -88,14 +94,24 @@ function drawParallel(host, trials, all, report) {
   };
 }
 
+// Both ends, and of the marks between them those that overlap none.
+function legible(marks) {
+  const sorted = marks.map(([place, text]) => [place, String(text)]).sort((a, b) => a[0] - b[0]);
+  const kept = sorted.slice(0, 1);
+  for (const mark of sorted.slice(1, -1))
+    if (mark[0] - kept.at(-1)[0] >= APART && sorted.at(-1)[0] - mark[0] >= APART) kept.push(mark);
+  return sorted.length > 1 ? [...kept, sorted.at(-1)] : kept;
+}
+
 function drawAxis(axis, y, box, inner, svg, filter) {
   const brush = shape("rect", { class: "brush", x: axis.x - 7, width: 14, y: 0, height: 0 });
   const grip = shape("rect", { class: "grip", x: axis.x - 14, y: box.top - 6, width: 28, height: inner + 12 });
   const label = shape("text", { x: axis.x, y: 14, "text-anchor": "middle" }, shape("title", {}, axis.name));
   label.append(axis.name.split(".").at(-1).replaceAll("_", " "));
-  const marks = axis.marks.map(([place, text]) =>
-    shape("text", { x: axis.x - 6, y: y(place) + 4, "text-anchor": "end", class: "mark" }, String(text)),
-  );
+  const marks = legible(axis.marks).map(([place, text]) => {
+    const short = text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
+    return shape("text", { x: axis.x - 6, y: y(place) + 4, "text-anchor": "end", class: "mark" }, short);
+  });
   const line = shape("line", { x1: axis.x, x2: axis.x, y1: box.top, y2: box.top + inner, class: "axis" });
   let start = null;
   const at = (event) => {

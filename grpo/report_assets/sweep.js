@@ -107,7 +107,7 @@ function drawTrial(place, data, trial) {
   page.append(
     make("h2", null, "Parallel coordinates"),
     make("p", { class: "soft" }, "A line a trial, blue for a high objective. Drag along an axis to keep what passes there, click it to let all back in."),
-    make("div", { class: "card" }, lines),
+    make("div", { class: "card scroll" }, lines),
   );
   const detail = make("div", null);
   const { words, figures } = sweepColumns(data);
