@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -46,10 +47,19 @@ def modules(folder: str) -> list[tuple[str, Path]]:
     ]
 
 
+def parsed(path: Path) -> ast.Module:
+    """While nothing is collected: a traceback that is logged meanwhile parses code, and breaks this parse (3.11)."""
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    finally:
+        gc.enable()
+
+
 def imported(path: Path) -> set[str]:
     """Modules of this project that the file imports, inside functions too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
