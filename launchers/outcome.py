@@ -24,7 +24,7 @@ _BY_SIGN = (
     ("time limit", r"its time was up more often"),
     ("node lost", r"\nnode lost: "),  # our own word, after whatever Ray guesses the reason to be
     ("out of memory", r"out.of.memory|OutOfMemoryError"),
-    ("preempted", r"preempt|DUE TO NODE|evicted"),
+    ("preempted", r"preempt|DUE TO (NODE|JOB REQUEUE)|evicted"),
     ("node lost", r"NODE_FAIL|BOOT_FAIL|node.{0,80}(died|lost|terminated|dead)"),
     ("node lost", r"ActorDiedError|RaySystemError|WorkerCrashedError"),
     ("communication", r"NCCL (error|WARN)|ncclSystemError|ncclRemoteError|ncclUnhandledCudaError|ECC error"),

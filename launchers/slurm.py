@@ -31,12 +31,8 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPEC
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 EXHAUSTED = "timed-out too many times"
 """submitit's words."""
-REQUEUED = "DUE TO JOB REQUEUE"
-"""Slurm's words."""
 SETTLE_SECONDS = 20.0
 """For the files of a job that ended to become visible here."""
-REQUEUE_SECONDS = 120.0
-"""For a job that is on its way back into the queue: until all its nodes are free, Slurm may call it failed."""
 
 
 class SlurmJobs(Cluster):
@@ -112,12 +108,12 @@ class SlurmJobs(Cluster):
             return Status(phase="running", code=None, note="")
         if state.startswith("CANCELLED"):
             return Status(phase="ended", code=None, note=f"Slurm job {job}: cancelled by someone")
-        output = _last_start(attempt, job)
+        # The exit code's file may still be on its way through the shared file system.
         seen = self._over.setdefault(attempt.id, time.monotonic())
-        if time.monotonic() - seen < _settling(state, output):
+        if time.monotonic() - seen < (SETTLE_SECONDS if state == "COMPLETED" else 5.0):
             return Status(phase="running", code=None, note="")
         code, signal = (int(part) for part in shown.get("ExitCode", "0:0").split(":"))
-        said = _first_error(output)
+        said = _first_error(attempt, job)
         if EXHAUSTED in said:
             allowed = f"cluster.time_minutes={self._settings.time_minutes}, cluster.requeues={self._settings.requeues}"
             said = f"its time was up more often than it may be requeued ({allowed})"
@@ -209,19 +205,9 @@ def _code_file(attempt: Attempt) -> Path:
     return attempt.here / f"output_{attempt.number}.exit_code"
 
 
-def _settling(state: str, output: str) -> float:
-    """For how many seconds an end that Slurm tells of may yet turn out to be none."""
-    if REQUEUED in output:
-        return REQUEUE_SECONDS
-    return SETTLE_SECONDS if state == "COMPLETED" else 5.0
-
-
-def _last_start(attempt: Attempt, job: str) -> str:
-    """What srun, Slurm and submitit printed since the job was last started."""
-    return tail(attempt.sweep / "slurm" / f"{job}_0_log.out").rpartition("Starting with")[2]
-
-
-def _first_error(output: str) -> str:
+def _first_error(attempt: Attempt, job: str) -> str:
+    """What srun, Slurm or submitit say went wrong in the job's last start, in their own output."""
+    output = tail(attempt.sweep / "slurm" / f"{job}_0_log.out").rpartition("Starting with")[2]
     errors = [line.strip() for line in output.splitlines() if re.search(r"error: |Error: |not requeued", line)]
     return errors[0][:300] if errors else ""
 

@@ -63,14 +63,14 @@ def running() -> Iterator[SlurmNode]:
 
 
 def start_again(job: str) -> None:
-    """Let a requeued job start at once: Slurm holds it back for two minutes.
+    """Let a requeued job start soon: Slurm holds it back for two minutes.
 
-    Only when all nodes are done with its last start, whose late end would otherwise be taken for that of the new one.
+    Some seconds it must be, for slurmd refuses a start in the very second in which it ended the last one.
     """
     shown = dict(os.environ)
     _await(lambda: b"PENDING" in _run(["squeue", "-h", "-o", "%T"], shown), "the job's wait", 180)
     _await(lambda: _run(["sinfo", "-h", "-o", "%t"], shown).split() == [b"idle"], "the nodes' end", 180)
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now+3"], check=True)
 
 
 def _start_all(folder: Path, started: list[subprocess.Popen[bytes]]) -> None:

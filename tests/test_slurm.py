@@ -22,7 +22,7 @@ from slurm_node import SlurmNode
 
 from grpo.cluster_schema import SlurmCluster
 from grpo.config import ConfigError
-from launchers import clusters, record, slurm_commands, sweep
+from launchers import clusters, outcome, record, slurm_commands, sweep
 from launchers.cluster import Attempt, Unreachable
 from launchers.record import Job, TrialRecord
 from launchers.slurm import SlurmJobs
@@ -152,6 +152,25 @@ def test_a_job_that_a_person_cancels_is_not_sent_again(tmp_path: Path) -> None:
         (only,), told = launch(tmp_path, 5)
     assert (only.state, only.attempts, only.cause) == ("failed", 1, "cancelled"), told
     assert "cancelled by someone" in (only.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "note", "cause", "again"),
+    [
+        (None, "Slurm job 7: cancelled by someone", "cancelled", False),
+        (-15, "Slurm job 7: NODE_FAIL None", "node lost", True),
+        (-15, "Slurm job 7: PREEMPTED None", "preempted", True),
+        (1, "Slurm job 7: FAILED None; *** JOB 7 ON n1 CANCELLED DUE TO JOB REQUEUE ***", "preempted", True),
+        (-15, "Slurm job 7: TIMEOUT TimeLimit", "killed", True),
+        (1, "Slurm job 7: FAILED None; its time was up more often than it may be requeued (…)", "time limit", False),
+        (-9, "Slurm job 7: OUT_OF_MEMORY OutOfMemory", "out of memory", False),
+    ],
+)
+def test_what_slurm_says_of_an_end_decides_whether_the_trial_is_sent_again(
+    tmp_path: Path, code: int | None, note: str, cause: str, again: bool
+) -> None:
+    ended = outcome.of_exit(code, note, [tmp_path], tmp_path / "output.log")
+    assert (ended.cause, ended.worth_another) == (cause, again)
 
 
 def test_an_unknown_partition_is_refused_before_a_job_is_submitted(tmp_path: Path) -> None:
