@@ -47,12 +47,14 @@ def held(folder: Path) -> Iterator[None]:
 
 def holder(folder: Path) -> int | None:
     """The pid of the process that is at work in the run folder on this host; None if there is none, or no telling."""
+    found: dict[str, Any] = {}
     try:
         with (folder / LOCK).open("r+", encoding="utf-8") as file:
+            # Before it is asked who holds it: a holder that ends takes the file away.
+            found = _holder(file.read())
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        found = _holder((folder / LOCK).read_text(encoding="utf-8"))
-        return found["pid"] if found.get("host") == socket.gethostname() else None
+        return found.get("pid") if found.get("host") == socket.gethostname() else None
     except OSError:
         return None
     return None

@@ -190,6 +190,17 @@ def test_a_second_process_is_refused_and_told_the_first_one_and_a_killed_one_nev
     assert not (tmp_path / "run" / lock.LOCK).exists()
 
 
+def test_a_holder_that_ends_while_it_is_asked_for_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / lock.LOCK).write_text(json.dumps({"pid": 7, "host": socket.gethostname()}))
+
+    def ends(file: object, how: int) -> None:
+        (tmp_path / lock.LOCK).unlink()
+        raise BlockingIOError
+
+    monkeypatch.setattr(lock.fcntl, "flock", ends)
+    assert lock.holder(tmp_path) == 7
+
+
 def test_whoever_interrupts_a_run_is_told_how_it_goes_on(tmp_path: Path) -> None:
     stub = [sys.executable, str(configs.ROOT / "tests/stub_train.py"), "runtime.seed=6", "hydra.run.dir=run"]
     process = subprocess.Popen(stub, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
